@@ -28,7 +28,7 @@ Status fail_context(Status status, const char *format, ...) {
   int n = vsnprintf(words, sizeof words, format, args);
   va_end(args);
   if (n < 0 || (size_t)n >= sizeof words) n = (int)sizeof words - 1;
-  snprintf(words + n, sizeof words - (size_t)n, ": %s", record.message);
+  if (snprintf(words + n, sizeof words - (size_t)n, ": %s", record.message) < 0) words[n] = 0;
   memcpy(record.message, words, sizeof words);
   return status;
 }

@@ -1,0 +1,166 @@
+# Rille: make, make check, make demo, make help. Everything built lands in build/<config>/.
+#
+# Optional parts are chosen by file name, not by #ifdef:
+#   ops/kernels/gemm_<blas>.c   one of them is compiled, by BLAS=
+#   ops/kernels/*.isa.c         compiled once for each instruction set, with -DISA=<name>
+#   parallel/comm_mpi.c         becomes the plugin rille_mpi_<impl>.so where mpicc is found
+CONFIG ?= release
+BLAS ?= $(if $(filter x86_64,$(ARCH)),onednn,openblas)
+PREFIX ?= /usr/local
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+VERSION := 0.1.0
+ARCH := $(shell uname -m)
+B := build/$(CONFIG)
+O := $B/obj
+
+# ---- flags ----------------------------------------------------------------------------------
+WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion \
+  -Wdouble-promotion -Wstrict-prototypes -Wmissing-prototypes -Wundef -Wwrite-strings -Wcast-qual \
+  -Wvla -Wpointer-arith $(if $(filter 1,$(WERROR)),-Werror)
+SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+
+FLAGS_release := -O3 -g
+FLAGS_debug := -O0 -g3 -fno-omit-frame-pointer
+FLAGS_asan := -O1 -g $(SANITIZE)
+FLAGS_fuzz := -O1 -g $(SANITIZE) -fsanitize=fuzzer-no-link
+MODE := $(FLAGS_$(CONFIG))
+$(if $(MODE),,$(error CONFIG=$(CONFIG) is not one of release, debug, asan, fuzz))
+
+LUA_PC := $(firstword $(foreach name,lua5.4 lua54 lua-5.4 lua,\
+  $(shell pkg-config --exists '$(name) >= 5.4' '$(name) < 5.5' 2>/dev/null && echo $(name))))
+LUA_CFLAGS := $(if $(LUA_PC),$(shell pkg-config --cflags $(LUA_PC)))
+LUA_LIBS := $(if $(LUA_PC),$(shell pkg-config --libs $(LUA_PC)))
+EDIT_CFLAGS := $(shell pkg-config --cflags libedit 2>/dev/null)
+EDIT_LIBS := $(shell pkg-config --libs libedit 2>/dev/null)
+CHECK_CFLAGS := $(shell pkg-config --cflags check 2>/dev/null)
+CHECK_LIBS := $(shell pkg-config --libs check 2>/dev/null)
+BLAS_LIBS_onednn := -ldnnl
+BLAS_LIBS_openblas := -lopenblas
+BLAS_LIBS := $(BLAS_LIBS_$(BLAS))
+$(if $(BLAS_LIBS),,$(error BLAS=$(BLAS) is not one of onednn, openblas))
+
+CPPFLAGS += -I. -D_GNU_SOURCE -DRILLE_VERSION='"$(VERSION)"'
+CFLAGS_ALL := -std=c11 $(WARNINGS) $(MODE) -fPIC -fopenmp -fno-math-errno $(CFLAGS)
+# clang's OpenMP runtime also serves the libgomp calls of the BLAS library, so there is one pool.
+LDFLAGS_ALL := $(MODE) -fopenmp -Wl,--as-needed $(LDFLAGS)
+RPATH := -Wl,-rpath,'$$ORIGIN:$$ORIGIN/../lib:$$ORIGIN/../..'
+
+# ---- sources --------------------------------------------------------------------------------
+ISAS := $(if $(filter x86_64,$(ARCH)),plain avx2 avx512,plain)
+MARCH_plain := $(if $(filter x86_64,$(ARCH)),-march=x86-64)
+MARCH_avx2 := -march=x86-64-v3
+MARCH_avx512 := -march=x86-64-v4
+
+ISA_SRC := $(wildcard ops/kernels/*.isa.c)
+PLUGIN_SRC := $(wildcard parallel/comm_mpi.c)
+LIB_SRC := $(filter-out $(ISA_SRC) $(PLUGIN_SRC) ops/kernels/gemm_%.c,\
+  $(wildcard core/*.c ops/*.c ops/kernels/*.c parallel/*.c)) $(wildcard ops/kernels/gemm_$(BLAS).c)
+HEADERS := $(wildcard core/*.h ops/*.h parallel/*.h core/*.def ops/*.def parallel/*.def)
+BIND_SRC := $(filter-out lua/main.c,$(wildcard lua/*.c))
+LUA_LIBRARY := $(wildcard lua/rille/*.lua lua/rille/*/*.lua)
+TEST_SRC := $(wildcard tests/main.c tests/test_*.c)
+SUITES := $(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c))
+
+LIB_OBJ := $(LIB_SRC:%.c=$O/%.o) $(foreach isa,$(ISAS),$(ISA_SRC:%.isa.c=$O/%.$(isa).o))
+BIND_OBJ := $(BIND_SRC:%.c=$O/%.o) $(if $(BIND_SRC),$O/lua_library.o)
+TEST_OBJ := $(TEST_SRC:%.c=$O/%.o)
+
+LIB := $(if $(LIB_SRC),$B/librille.so)
+PROGRAM := $(if $(wildcard lua/main.c),$B/rille build/rille $B/rille.so)
+TESTS := $(if $(TEST_SRC),$B/tests)
+
+.PHONY: all check check-full run-check run-check-full demo run-demo bench run-bench lint fuzz deps \
+  install uninstall clean help force
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+all: $(LIB) $(PROGRAM) $(TESTS)
+
+# ---- stamps: what is built again when flags or the set of files change -----------------------
+COMPILER := $(shell $(CC) --version 2>/dev/null | head -n 1)
+# $(call stamp,text): writes the text to the target, only if it differs from what is there.
+stamp = @mkdir -p $(@D); echo '$(subst ','\'',$1)' | cmp -s - $@ || echo '$(subst ','\'',$1)' > $@
+$B/flags: force; $(call stamp,$(COMPILER) $(CPPFLAGS) $(CFLAGS_ALL) $(LUA_CFLAGS))
+$B/links: force; $(call stamp,$(LIB_OBJ) $(BIND_OBJ) $(TEST_OBJ) $(BLAS_LIBS) $(LDFLAGS_ALL))
+$B/files: force; $(call stamp,$(HEADERS) $(LUA_LIBRARY) $(SUITES))
+
+# ---- objects --------------------------------------------------------------------------------
+compile = @mkdir -p $(@D); $(if $V,,echo '  cc $(@:$O/%=%)';) \
+  $(if $V,set -x;) $(CC) $(CPPFLAGS) $(CFLAGS_ALL) $1 -MMD -MP -c -o $@ $<
+link = $(if $V,,@echo '  ld $(@:$B/%=%)';) $(CC) $(LDFLAGS_ALL) -o $@ $1
+
+$O/lua/%.o: lua/%.c $B/flags; $(call compile,$(LUA_CFLAGS) $(EDIT_CFLAGS))
+$O/lua_library.o: $B/gen/lua_library.c $B/flags; $(call compile)
+$O/tests/%.o: tests/%.c $B/flags; $(call compile,$(CHECK_CFLAGS) -I$B/gen)
+$O/%.o: %.c $B/flags; $(call compile)
+define isa_rule
+$O/%.$1.o: %.isa.c $B/flags; $$(call compile,$$(MARCH_$1) -DISA=$1 -ffp-contract=fast)
+endef
+$(foreach isa,$(ISAS),$(eval $(call isa_rule,$(isa))))
+$O/tests/main.o: $B/gen/suites.h
+
+# ---- what is generated ----------------------------------------------------------------------
+$B/gen/exports.map: $(HEADERS) scripts/exports $B/files
+	@mkdir -p $(@D)
+	@CC='$(CC)' sh scripts/exports $(filter %.h,$(HEADERS)) > $@
+$B/gen/lua_library.c: $(LUA_LIBRARY) scripts/embed $B/files
+	@mkdir -p $(@D)
+	@sh scripts/embed $(LUA_LIBRARY) > $@
+$B/gen/suites.h: $B/files
+	@mkdir -p $(@D)
+	@echo '#define SUITE_LIST(X) $(SUITES:%=X(%))' > $@
+
+# ---- products -------------------------------------------------------------------------------
+$B/librille.so: $(LIB_OBJ) $B/gen/exports.map $B/links
+	$(call link,-shared -Wl$(,)-soname$(,)librille.so -Wl$(,)--version-script=$B/gen/exports.map \
+	  $(LIB_OBJ) $(BLAS_LIBS) -lm -ldl -lpthread)
+$B/rille: $O/lua/main.o $(BIND_OBJ) $B/librille.so $B/links
+	$(call link,-Wl$(,)-E $(RPATH) $O/lua/main.o $(BIND_OBJ) -L$B -lrille $(LUA_LIBS) \
+	  $(EDIT_LIBS) -lm -ldl)
+$B/rille.so: $(BIND_OBJ) $B/librille.so $B/links
+	$(call link,-shared $(RPATH) $(BIND_OBJ) -L$B -lrille -lm)
+build/rille: force | $B/rille
+	@ln -sfn $(CONFIG)/rille $@
+# The tests link the objects themselves, so that they can look behind the installed headers.
+$B/tests: $(TEST_OBJ) $(LIB_OBJ) $B/links
+	$(call link,$(TEST_OBJ) $(LIB_OBJ) $(CHECK_LIBS) $(BLAS_LIBS) -lm -ldl -lpthread)
+, := ,
+
+# ---- what people type -----------------------------------------------------------------------
+deps:
+	@sh scripts/deps $(if $(filter openblas,$(BLAS)),--openblas)
+
+# The second make reads the flags of libraries that the first may just have installed.
+check check-full demo bench: deps
+	@$(MAKE) --no-print-directory run-$@
+run-check: all
+	@BUILD=$B sh scripts/check
+run-check-full: all
+	@BUILD=$B sh scripts/check --full
+run-demo: all
+	@BUILD=$B sh scripts/demo
+run-bench: all
+	@BUILD=$B sh scripts/bench
+lint:
+	@sh scripts/lint
+fuzz:
+	@$(MAKE) --no-print-directory CONFIG=fuzz CC=clang run-fuzz
+
+clean:
+	rm -rf build
+
+help:
+	@echo 'make              build the library, the program and the tests'
+	@echo 'make deps         install what is needed, or print the command that does'
+	@echo 'make demo         a GPT learns real text and writes some'
+	@echo 'make check        all tests; make check-full adds the long ones'
+	@echo 'make bench        the benchmark tables'
+	@echo 'make lint         formatting, warnings, static checks, layers'
+	@echo 'make fuzz         fuzz the file readers'
+	@echo 'make install      PREFIX=$(PREFIX) DESTDIR=; make uninstall takes it away'
+	@echo 'make clean        remove build/'
+	@echo 'Settings: CONFIG=release|debug|asan  BLAS=onednn|openblas  CC=gcc|clang  WERROR=1  V=1'
+
+-include $(shell find $O -name '*.d' 2>/dev/null)

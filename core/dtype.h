@@ -1,0 +1,48 @@
+// dtype - the element types of tensors and of weight files.
+#ifndef RILLE_CORE_DTYPE_H
+#define RILLE_CORE_DTYPE_H
+
+#include <stddef.h>
+
+#include "core/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// X(NAME, name, bytes, safetensors): every element type. bool is one byte, 0 or 1.
+#define DTYPE_LIST(X)      \
+  X(F32, f32, 4, "F32")    \
+  X(F64, f64, 8, "F64")    \
+  X(BF16, bf16, 2, "BF16") \
+  X(I64, i64, 8, "I64")    \
+  X(I32, i32, 4, "I32")    \
+  X(U8, u8, 1, "U8")       \
+  X(BOOL, bool, 1, "BOOL")
+
+typedef enum DType {
+#define X(NAME, name, bytes, safetensors) DT_##NAME,
+  DTYPE_LIST(X)
+#undef X
+} DType;
+
+#define X(NAME, name, bytes, safetensors) +1
+enum { DTYPE_COUNT = 0 DTYPE_LIST(X) };
+#undef X
+
+// Bytes of one element.
+size_t dtype_size(DType dtype);
+
+// "f32", "bf16", ...: the name that users see.
+const char *dtype_name(DType dtype);
+
+// "F32", "BF16", ...: the name in a safetensors header.
+const char *dtype_safetensors_name(DType dtype);
+
+// Both name spaces are accepted ("f32", "F32"). Errors: EDTYPE naming what there is.
+Status dtype_from_name(DType *out, const char *name);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -95,13 +95,13 @@ START_TEST(fill_is_independent_of_slices) {
   const uint64_t key = rng_key(3, "h.0.mlp.fc.weight");
   const int64_t bases[] = {0, 1, (INT64_C(1) << 34) - 20, INT64_C(1) << 62};
   for (int b = 0; b < 4; b++) {
-    for (int64_t from = 0; from < N; from += 1) {
-      for (int64_t n = 0; from + n <= N; n += 3) {
+    for (int64_t from = 0; from < N; from++) {
+      for (int64_t n = 0; from + n <= N; n++) {
         double d[N + 1];
         float f[N + 1];
         uint32_t u[N + 1];
         int64_t first = bases[b] + from;
-        d[n] = f[n] = -77, u[n] = 77;
+        d[n] = -77, f[n] = -77, u[n] = 77;
         rng_fill_normal_f64(d, n, key, first, 0, 1);
         for (int64_t i = 0; i < n; i++) ck_assert(d[i] == rng_normal(key, first + i));
         rng_fill_normal_f32(f, n, key, first, 2, 3);

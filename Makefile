@@ -110,7 +110,7 @@ $B/gen/lua_library.c: $(LUA_LIBRARY) scripts/embed $B/files
 	@sh scripts/embed $(LUA_LIBRARY) > $@
 $B/gen/suites.h: $B/files
 	@mkdir -p $(@D)
-	@echo '#define SUITE_LIST(X) $(SUITES:%=X(%))' > $@
+	@echo '#define SUITE_LIST(X) $(foreach name,$(SUITES),X($(name)))' > $@
 
 # ---- products -------------------------------------------------------------------------------
 $B/librille.so: $(LIB_OBJ) $B/gen/exports.map $B/links

@@ -12,6 +12,10 @@ CC := gcc
 endif
 VERSION := 0.1.0
 ARCH := $(shell uname -m)
+# All cores unless -j says otherwise.
+ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
+MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
+endif
 B := build/$(CONFIG)
 O := $B/obj
 
@@ -25,8 +29,9 @@ FLAGS_release := -O3 -g
 FLAGS_debug := -O0 -g3 -fno-omit-frame-pointer
 FLAGS_asan := -O1 -g $(SANITIZE)
 FLAGS_fuzz := -O1 -g $(SANITIZE) -fsanitize=fuzzer-no-link
+FLAGS_lint := -O0
 MODE := $(FLAGS_$(CONFIG))
-$(if $(MODE),,$(error CONFIG=$(CONFIG) is not one of release, debug, asan, fuzz))
+$(if $(MODE),,$(error CONFIG=$(CONFIG) is not one of release, debug, asan))
 
 LUA_PC := $(firstword $(foreach name,lua5.4 lua54 lua-5.4 lua,\
   $(shell pkg-config --exists '$(name) >= 5.4' '$(name) < 5.5' 2>/dev/null && echo $(name))))
@@ -61,6 +66,7 @@ HEADERS := $(wildcard core/*.h ops/*.h parallel/*.h core/*.def ops/*.def paralle
 BIND_SRC := $(filter-out lua/main.c,$(wildcard lua/*.c))
 LUA_LIBRARY := $(wildcard lua/rille/*.lua lua/rille/*/*.lua)
 TEST_SRC := $(wildcard tests/main.c tests/test_*.c)
+FUZZ_SRC := $(wildcard tests/fuzz_*.c)
 SUITES := $(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c))
 
 LIB_OBJ := $(LIB_SRC:%.c=$O/%.o) $(foreach isa,$(ISAS),$(ISA_SRC:%.isa.c=$O/%.$(isa).o))
@@ -69,14 +75,19 @@ TEST_OBJ := $(TEST_SRC:%.c=$O/%.o)
 
 LIB := $(if $(LIB_SRC),$B/librille.so)
 PROGRAM := $(if $(wildcard lua/main.c),$B/rille build/rille $B/rille.so)
+FUZZ := $(FUZZ_SRC:tests/%.c=$B/%)
 TESTS := $(if $(TEST_SRC),$B/tests)
 
-.PHONY: all check check-full run-check run-check-full demo run-demo bench run-bench lint fuzz deps \
+.PHONY: all objects tidy check check-full run-check run-check-full demo run-demo bench run-bench lint fuzz run-fuzz deps \
   install uninstall clean help force
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
+OBJECTS := $(LIB_OBJ) $(BIND_OBJ) $(patsubst %.c,$O/%.o,$(wildcard lua/main.c)) $(TEST_OBJ) \
+  $(FUZZ_SRC:%.c=$O/%.o)
+
 all: $(LIB) $(PROGRAM) $(TESTS)
+objects: $(OBJECTS)
 
 # ---- stamps: what is built again when flags or the set of files change -----------------------
 COMPILER := $(shell $(CC) --version 2>/dev/null | head -n 1)
@@ -100,6 +111,13 @@ $O/%.$1.o: %.isa.c $B/flags; $$(call compile,$$(MARCH_$1) -DISA=$1 -ffp-contract
 endef
 $(foreach isa,$(ISAS),$(eval $(call isa_rule,$(isa))))
 $O/tests/main.o: $B/gen/suites.h
+# clang-tidy looks at what has been compiled since it last looked; one instruction set is enough.
+tidy: $(filter-out %.avx2.tidy %.avx512.tidy $O/lua_library.tidy,$(OBJECTS:.o=.tidy))
+$O/%.tidy: $O/%.o .clang-tidy
+	@$(if $V,,echo '  tidy $*';) clang-tidy --quiet $(*:.plain=.isa).c -- $(CPPFLAGS) \
+	  $(CFLAGS_ALL) $(LUA_CFLAGS) $(CHECK_CFLAGS) -I$B/gen -DISA=plain 2>&1 | \
+	  { grep -vE 'warnings? generated' || true; } > $@.log; \
+	  if [ -s $@.log ]; then cat $@.log; exit 1; fi; mv $@.log $@
 
 # ---- what is generated ----------------------------------------------------------------------
 $B/gen/exports.map: $(HEADERS) scripts/exports $B/files
@@ -126,6 +144,8 @@ build/rille: force | $B/rille
 # The tests link the objects themselves, so that they can look behind the installed headers.
 $B/tests: $(TEST_OBJ) $(LIB_OBJ) $B/links
 	$(call link,$(TEST_OBJ) $(LIB_OBJ) $(CHECK_LIBS) $(BLAS_LIBS) -lm -ldl -lpthread)
+$B/fuzz_%: $O/tests/fuzz_%.o $(LIB_OBJ) $B/links
+	$(call link,-fsanitize=fuzzer $< $(LIB_OBJ) $(BLAS_LIBS) -lm -ldl -lpthread)
 , := ,
 
 # ---- what people type -----------------------------------------------------------------------
@@ -145,8 +165,35 @@ run-bench: all
 	@BUILD=$B sh scripts/bench
 lint:
 	@sh scripts/lint
+# Each tests/fuzz_<x>.c with the seeds in tests/fuzz/<x>/.
 fuzz:
+	@sh scripts/deps --lint
 	@$(MAKE) --no-print-directory CONFIG=fuzz CC=clang run-fuzz
+run-fuzz: $(FUZZ)
+	@BUILD=$B sh scripts/fuzz $(FUZZ_SRC:tests/fuzz_%.c=%)
+
+# ---- installation ---------------------------------------------------------------------------
+INCLUDES = $(DESTDIR)$(PREFIX)/include/rille
+SHARE = $(DESTDIR)$(PREFIX)/share/rille
+INSTALLED = $(DESTDIR)$(PREFIX)/lib/librille.so $(DESTDIR)$(PREFIX)/lib/lua/5.4/rille.so \
+  $(DESTDIR)$(PREFIX)/lib/pkgconfig/rille.pc $(DESTDIR)$(PREFIX)/bin/rille
+install: all
+	install -D -m 755 $B/librille.so $(DESTDIR)$(PREFIX)/lib/librille.so
+	$(if $(PROGRAM),install -D -m 755 $B/rille $(DESTDIR)$(PREFIX)/bin/rille)
+	$(if $(PROGRAM),install -D -m 755 $B/rille.so $(DESTDIR)$(PREFIX)/lib/lua/5.4/rille.so)
+	for file in $(HEADERS); do install -D -m 644 $$file $(INCLUDES)/$$file || exit 1; done
+	for file in $(wildcard models/*.lua scripts/*.lua); do \
+	  install -D -m 644 $$file $(SHARE)/$$file || exit 1; done
+	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig
+	printf '%s\n' 'Name: rille' 'Description: pipeline-parallel training of neural networks' \
+	  'Version: $(VERSION)' 'Cflags: -I$(PREFIX)/include/rille' 'Libs: -L$(PREFIX)/lib -lrille' \
+	  > $(DESTDIR)$(PREFIX)/lib/pkgconfig/rille.pc
+uninstall:
+	rm -rf $(INCLUDES) $(SHARE)
+	rm -f $(INSTALLED)
+
+print-%:
+	@echo '$($*)'
 
 clean:
 	rm -rf build

@@ -41,11 +41,18 @@ typedef struct Options {
 
 static bool parse(int argc, char **argv, Options *options) {
   for (int i = 1; i < argc; i++) {
-    if (strcmp(argv[i], "--list") == 0) options->list = true;
-    else if (strcmp(argv[i], "--fork") == 0) options->fork = true;
-    else if (strcmp(argv[i], "--suite") == 0 && i + 1 < argc) options->suite = argv[++i];
-    else if (strcmp(argv[i], "--case") == 0 && i + 1 < argc) options->tcase = argv[++i];
-    else return false;
+    bool has_value = i + 1 < argc;
+    if (strcmp(argv[i], "--list") == 0) {
+      options->list = true;
+    } else if (strcmp(argv[i], "--fork") == 0) {
+      options->fork = true;
+    } else if (strcmp(argv[i], "--suite") == 0 && has_value) {
+      options->suite = argv[++i];
+    } else if (strcmp(argv[i], "--case") == 0 && has_value) {
+      options->tcase = argv[++i];
+    } else {
+      return false;
+    }
   }
   return true;
 }

@@ -65,7 +65,7 @@ LIB_SRC := $(filter-out $(ISA_SRC) $(PLUGIN_SRC) ops/kernels/gemm_%.c,\
 HEADERS := $(wildcard core/*.h ops/*.h parallel/*.h core/*.def ops/*.def parallel/*.def)
 BIND_SRC := $(filter-out lua/main.c,$(wildcard lua/*.c))
 LUA_LIBRARY := $(wildcard lua/rille/*.lua lua/rille/*/*.lua)
-TEST_SRC := $(wildcard tests/main.c tests/test_*.c)
+TEST_SRC := $(wildcard tests/main.c tests/files.c tests/test_*.c)
 FUZZ_SRC := $(wildcard tests/fuzz_*.c)
 SUITES := $(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c))
 

@@ -119,6 +119,8 @@ $O/%.tidy: $O/%.o .clang-tidy
 	  { grep -vE 'warnings? generated' || true; } > $@.log; \
 	  if [ -s $@.log ]; then cat $@.log; exit 1; fi; mv $@.log $@
 
+$O/ops/kernels/gemm_openblas.o: CPPFLAGS += $(shell pkg-config --cflags openblas 2>/dev/null)
+
 # ---- what is generated ----------------------------------------------------------------------
 $B/gen/exports.map: $(HEADERS) scripts/exports $B/files
 	@mkdir -p $(@D)
@@ -156,9 +158,9 @@ deps:
 check check-full demo bench: deps
 	@$(MAKE) --no-print-directory run-$@
 run-check: all
-	@BUILD=$B sh scripts/check
+	@BUILD=$B sh scripts/check $(ONLY)
 run-check-full: all
-	@BUILD=$B sh scripts/check --full
+	@BUILD=$B sh scripts/check --full $(ONLY)
 run-demo: all
 	@BUILD=$B sh scripts/demo
 run-bench: all
@@ -188,6 +190,7 @@ install: all
 	printf '%s\n' 'Name: rille' 'Description: pipeline-parallel training of neural networks' \
 	  'Version: $(VERSION)' 'Cflags: -I$(PREFIX)/include/rille' 'Libs: -L$(PREFIX)/lib -lrille' \
 	  > $(DESTDIR)$(PREFIX)/lib/pkgconfig/rille.pc
+	@[ -n '$(DESTDIR)' ] || [ "$$(id -u)" != 0 ] || ldconfig 2>/dev/null || true
 uninstall:
 	rm -rf $(INCLUDES) $(SHARE)
 	rm -f $(INSTALLED)
@@ -202,7 +205,7 @@ help:
 	@echo 'make              build the library, the program and the tests'
 	@echo 'make deps         install what is needed, or print the command that does'
 	@echo 'make demo         a GPT learns real text and writes some'
-	@echo 'make check        all tests; make check-full adds the long ones'
+	@echo 'make check        all tests, or ONLY="rng cli_test.sh"; make check-full adds the long ones'
 	@echo 'make bench        the benchmark tables'
 	@echo 'make lint         formatting, warnings, static checks, layers'
 	@echo 'make fuzz         fuzz the file readers'

@@ -17,7 +17,9 @@ local n_passed, n_failed, n_skipped = 0, 0, 0
 local function show(value)
   if type(value) == "string" then return string.format("%q", value) end
   if type(value) == "number" and math.type(value) == "float" then
-    return string.format("%.17g", value)
+    local short = string.format("%.14g", value)
+    if tonumber(short) ~= value then short = string.format("%.17g", value) end
+    return short:find("^-?%d+$") and short .. ".0" or short
   end
   if type(value) ~= "table" then return tostring(value) end
   local keys, parts = {}, {}

@@ -64,6 +64,7 @@ int main(int argc, char **argv) {
     return 2;
   }
   setvbuf(stdout, NULL, _IOLBF, 0);
+  setenv("CK_DEFAULT_TIMEOUT", "60", 0); // seconds a forked test
   int n_run = 0, n_failed = 0;
   for (int i = 0; i < N_SUITES; i++) {
     if (options.list) puts(suites[i].name);

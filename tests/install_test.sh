@@ -1,0 +1,52 @@
+#!/bin/sh
+# What is installed is whole: headers compile alone, a C program builds by pkg-config, `rille` and
+# the Lua module run from anywhere, and uninstall takes everything away.
+set -eu
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+config=${BUILD#build/}
+unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES
+to="CONFIG=$config PREFIX=$work/usr"
+mode=$(make -s "CONFIG=$config" print-MODE)
+export PKG_CONFIG_PATH="$work/usr/lib/pkgconfig"
+
+# holds CLAIM COMMAND...
+holds() {
+  claim=$1
+  shift
+  if "$@" >"$work/out" 2>&1; then echo "ok $claim"; else echo "not ok $claim" && cat "$work/out"; fi
+}
+
+# shellcheck disable=SC2086  # lists of words
+{
+  holds 'make install succeeds' make $to install
+  cd "$work"
+
+  flags=$(pkg-config --cflags --libs rille)
+  for header in $(cd usr/include/rille && find . -name '*.h'); do
+    echo "#include \"${header#./}\"" >header.c
+    gcc -std=c11 $flags -Werror -fsyntax-only header.c 2>>bad || echo "$header" >>bad
+  done
+  holds 'installed headers compile alone' test ! -s bad
+
+  cat >program.c <<'C'
+#include "core/status.h"
+#include <stdio.h>
+int main(void) { return puts(status_words(fail(ST_EIO, "as it should"))) < 0; }
+C
+  holds 'a C program builds by pkg-config' \
+    gcc -std=c11 -Wall -Werror $mode program.c $flags -Wl,-rpath,"$work/usr/lib" -o program
+  holds 'and runs' ./program
+}
+if [ -e usr/bin/rille ]; then
+  echo 'local rille = require "rille"; print(rille)' >hello.lua
+  holds 'rille runs from anywhere' usr/bin/rille hello.lua
+  preload=
+  case $mode in *sanitize*) preload=$(gcc -print-file-name=libasan.so) ;; esac
+  holds 'require "rille" works in a stock lua5.4' \
+    env LD_PRELOAD="$preload" LUA_CPATH="$work/usr/lib/lua/5.4/?.so" lua5.4 hello.lua
+fi
+cd - >/dev/null
+# shellcheck disable=SC2086
+holds 'make uninstall succeeds' make $to uninstall
+holds 'and leaves no file' sh -c "! find '$work/usr' -type f | grep ."

@@ -93,7 +93,10 @@ objects: $(OBJECTS)
 COMPILER := $(shell $(CC) --version 2>/dev/null | head -n 1)
 # $(call stamp,text): writes the text to the target, only if it differs from what is there.
 stamp = @mkdir -p $(@D); echo '$(subst ','\'',$1)' | cmp -s - $@ || echo '$(subst ','\'',$1)' > $@
-$B/flags: force; $(call stamp,$(COMPILER) $(CPPFLAGS) $(CFLAGS_ALL) $(LUA_CFLAGS))
+# What is needed is looked for once, before the first compilation.
+$B/needs: scripts/deps
+	@sh scripts/deps --report $(DEPS) && mkdir -p $(@D) && touch $@
+$B/flags: force | $B/needs; $(call stamp,$(COMPILER) $(CPPFLAGS) $(CFLAGS_ALL) $(LUA_CFLAGS))
 $B/links: force; $(call stamp,$(LIB_OBJ) $(BIND_OBJ) $(TEST_OBJ) $(BLAS_LIBS) $(LDFLAGS_ALL))
 $B/files: force; $(call stamp,$(HEADERS) $(LUA_LIBRARY) $(SUITES))
 
@@ -150,9 +153,11 @@ $B/fuzz_%: $O/tests/fuzz_%.o $(LIB_OBJ) $B/links
 	$(call link,-fsanitize=fuzzer $< $(LIB_OBJ) $(BLAS_LIBS) -lm -ldl -lpthread)
 , := ,
 
+DEPS := $(if $(filter openblas,$(BLAS)),--openblas)
+
 # ---- what people type -----------------------------------------------------------------------
 deps:
-	@sh scripts/deps $(if $(filter openblas,$(BLAS)),--openblas)
+	@sh scripts/deps $(DEPS)
 
 # The second make reads the flags of libraries that the first may just have installed.
 check check-full demo bench: deps

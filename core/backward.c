@@ -1,0 +1,437 @@
+// backward - the walk over the tape. The order and its invariants are in tape.h.
+#include "core/tape.h"
+
+#include "core/tape_impl.h"
+#include "core/weights.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// A max-heap of nodes by sequence.
+typedef struct Heap {
+  Node **nodes; // retained
+  int n, room;
+} Heap;
+
+// A node whose GEMM-like gradients wait for W, with the output gradients they need.
+typedef struct Task {
+  Node *node;    // retained
+  uint64_t need; // inputs
+  Tensor *dout[OP_MAX_OUT];
+} Task;
+
+struct Backward {
+  BackwardKind kind;
+  Heap data_nodes, param_nodes; // with D; without
+  Task *tasks;
+  int n_tasks, tasks_room;
+};
+
+static Status heap_push(Heap *heap, Node *node) {
+  if (heap->n == heap->room) {
+    int room = heap->room ? 2 * heap->room : 64;
+    Node **grown = realloc(heap->nodes, (size_t)room * sizeof *grown);
+    if (!grown) return fail(ST_ENOMEM, "out of memory for a backward over %d nodes", room);
+    heap->nodes = grown;
+    heap->room = room;
+  }
+  int at = heap->n++;
+  while (at > 0 && heap->nodes[(at - 1) / 2]->sequence < node->sequence) {
+    heap->nodes[at] = heap->nodes[(at - 1) / 2];
+    at = (at - 1) / 2;
+  }
+  heap->nodes[at] = node_retain(node);
+  node->queued = true;
+  return ST_OK;
+}
+
+static Node *heap_pop(Heap *heap) {
+  Node *top = heap->nodes[0], *last = heap->nodes[--heap->n];
+  int at = 0;
+  for (int child = 1; child < heap->n; child = 2 * at + 1) {
+    if (child + 1 < heap->n && heap->nodes[child + 1]->sequence > heap->nodes[child]->sequence)
+      child++;
+    if (heap->nodes[child]->sequence < last->sequence) break;
+    heap->nodes[at] = heap->nodes[child];
+    at = child;
+  }
+  if (heap->n > 0) heap->nodes[at] = last;
+  top->queued = false;
+  return top;
+}
+
+// May its storage be added to in place: nobody else looks at it.
+static bool exclusive(const Tensor *t) {
+  return t->refs == 1 && !t->weak && t->storage->owners == 1 && t->storage->saves == 0 &&
+         tensor_contiguous(t);
+}
+
+// slot += owned (owned is taken over).
+static Status accumulate(Ctx *ctx, Tensor **slot, Tensor *owned) {
+  if (!*slot) {
+    *slot = owned;
+    return ST_OK;
+  }
+  OpArgs cast = {.n_list = -1};
+  cast.v[0].i = (*slot)->dtype;
+  Status status = ST_OK;
+  if (!exclusive(*slot)) {
+    Tensor *copy;
+    status = op_apply(ctx, ctx->core_ops->contiguous, slot, 1, NULL, &copy);
+    if (status == ST_OK) {
+      tensor_release(ctx, *slot);
+      *slot = copy;
+    }
+  }
+  if (status == ST_OK) status = op_apply_into(ctx, ctx->core_ops->cast, &owned, 1, &cast, slot, 1);
+  tensor_release(ctx, owned);
+  return status;
+}
+
+static Status schedule(Backward *run, Node *node) {
+  if (node->queued) return ST_OK;
+  return heap_push(node->has_data ? &run->data_nodes : &run->param_nodes, node);
+}
+
+// Where the gradient of an edge is collected, if a kernel may write there itself; borrowed. The f32
+// gradient of a bf16 parameter is written as f32.
+static Status direct_target(Ctx *ctx, Node *node, int j, Tensor **target, bool *adds,
+                            GradUse **use) {
+  Edge *edge = &node->edges[j];
+  *target = NULL;
+  *adds = true;
+  *use = NULL;
+  if (edge->node) {
+    Tensor *slot = edge->node->dout[edge->out_index];
+    if (slot && exclusive(slot) && slot->dtype == node->in_spec[j].dtype) *target = slot;
+    return ST_OK;
+  }
+  if (!edge->leaf->param) return ST_OK;
+  if (tensor_is_meta(edge->leaf) || !edge->leaf->storage) return ST_OK; // dry run: nothing to keep
+  TRY(param_grad_buffer(ctx, edge->leaf->param, node->unit, use));
+  *target = (*use)->grad;
+  *adds = (*use)->written;
+  return ST_OK;
+}
+
+// A gradient that no kernel wrote in place goes to its edge.
+static Status deliver(Ctx *ctx, Backward *run, Node *node, int j, Tensor *din, GradUse *use) {
+  Edge *edge = &node->edges[j];
+  if (edge->node) {
+    TRY(accumulate(ctx, &edge->node->dout[edge->out_index], din));
+    return schedule(run, edge->node);
+  }
+  if (!edge->leaf->param) return accumulate(ctx, &edge->leaf->grad, din);
+  if (!use) {
+    tensor_release(ctx, din);
+    return ST_OK;
+  }
+  OpArgs cast = {.n_list = -1};
+  cast.v[0].i = use->grad->dtype;
+  Status status = op_apply_into(ctx, ctx->core_ops->cast, &din, 1, &cast, &use->grad, use->written);
+  use->written = true;
+  tensor_release(ctx, din);
+  return status;
+}
+
+static Status changed_since(const Node *node, const Kept *kept) {
+  const Tensor *t = kept->tensor;
+  Where then = node->where, now = t->param ? t->param->set->stepped : t->storage->written;
+  char shape[128];
+  format_tensor(shape, sizeof shape, t);
+  return fail_hint(fail(ST_ESTATE,
+                        "%s at %s:%d needs %s%s%s%s as it was, but it was changed at %s:%d",
+                        node->op->name, then.source ? then.source : "?", then.line,
+                        t->param ? "parameter " : "tensor ", t->param ? t->param->name : "",
+                        t->param ? " " : "", shape, now.source ? now.source : "?", now.line),
+                   "run backward before changing it, or change a copy (x:clone())");
+}
+
+// The kept tensors of a call, checked against the versions they had.
+static Status collect_kept(Node *node, unsigned in_mask, unsigned out_mask, unsigned saved_mask,
+                           Tensor **in, Tensor **out, Tensor **saved) {
+  for (int k = 0; k < node->n_in + node->n_out + node->n_saved; k++) {
+    Kept *kept = &node->kept[k];
+    bool wanted;
+    Tensor **slot;
+    if (k < node->n_in) {
+      wanted = k < OP_MAX_IN && (in_mask >> k & 1);
+      slot = &in[k];
+    } else if (k < node->n_in + node->n_out) {
+      wanted = out_mask >> (k - node->n_in) & 1;
+      slot = &out[k - node->n_in];
+    } else {
+      wanted = saved_mask >> (k - node->n_in - node->n_out) & 1;
+      slot = &saved[k - node->n_in - node->n_out];
+    }
+    *slot = NULL;
+    if (!wanted || !kept->tensor) continue;
+    const Tensor *t = kept->tensor;
+    uint64_t version = !t->param ? t->storage->version : t->storage ? param_version(t->param) : 0;
+    if (version != kept->version) return changed_since(node, kept);
+    *slot = kept->tensor;
+  }
+  return ST_OK;
+}
+
+enum { LOCAL_IN = 8 };
+
+// The gradients of the inputs in `need`, delivered.
+static Status differentiate(Ctx *ctx, Backward *run, Node *node, Tensor **dout, uint64_t need) {
+  if (!need) return ST_OK;
+  Tensor *local[3 * OP_MAX_VARIADIC];
+  Tensor **in = local, **din = local + OP_MAX_VARIADIC;
+  Tensor *out[OP_MAX_OUT], *saved[OP_MAX_OUT], *direct[OP_MAX_VARIADIC];
+  GradUse *uses[OP_MAX_VARIADIC];
+  unsigned in_mask = 0, out_mask = 0, saved_mask = 0;
+  for (int j = 0; j < node->n_in && j < OP_MAX_IN; j++) {
+    if (!(need >> j & 1)) continue;
+    in_mask |= node->needs.in[j];
+    out_mask |= node->needs.out[j];
+    saved_mask |= node->needs.saved[j];
+  }
+  TRY(collect_kept(node, in_mask, out_mask, saved_mask, in, out, saved));
+  GradCall call = {.ctx = ctx,
+                   .op = node->op,
+                   .args = &node->args,
+                   .user = node->user,
+                   .run = run,
+                   .n_in = node->n_in,
+                   .n_out = node->n_out,
+                   .in = in,
+                   .out = out,
+                   .saved = saved,
+                   .in_spec = node->in_spec,
+                   .dout = dout,
+                   .need = need,
+                   .din = din};
+  for (int j = 0; j < node->n_in; j++) {
+    din[j] = direct[j] = NULL;
+    uses[j] = NULL;
+    if (!(need >> j & 1)) continue;
+    bool adds;
+    TRY(direct_target(ctx, node, j, &direct[j], &adds, &uses[j]));
+    for (int k = 0; k < j; k++) // the same target twice in one call: the later one is added after
+      if (direct[k] && direct[k] == direct[j]) direct[j] = NULL;
+    din[j] = direct[j];
+    if (direct[j] && adds) call.accumulate |= UINT64_C(1) << j;
+  }
+  int unit = ctx->place.unit;
+  ctx->place.unit = node->unit;
+  Status status = node->op->grad(&call);
+  ctx->place.unit = unit;
+  for (int j = 0; j < node->n_in; j++) {
+    if (!(need >> j & 1)) continue;
+    bool in_place = direct[j] && din[j] == direct[j];
+    if (in_place && uses[j]) uses[j]->written = true;
+    if (in_place || !din[j]) continue;
+    if (status == ST_OK)
+      status = deliver(ctx, run, node, j, din[j], uses[j]);
+    else
+      tensor_release(ctx, din[j]);
+  }
+  return status;
+}
+
+// Splits a node's wanted inputs into those of I and those that wait for W (inv. 2).
+static void split_needs(const Node *node, uint64_t *by_i, uint64_t *by_w) {
+  *by_i = *by_w = 0;
+  for (int j = 0; j < node->n_in; j++) {
+    const Edge *edge = &node->edges[j];
+    if (!edge->wanted) continue;
+    bool waits = !edge->has_data && node->has_data &&
+                 (edge->defer || (edge->node ? edge->node->deferred : edge->leaf->deferred));
+    *(waits ? by_w : by_i) |= UINT64_C(1) << j;
+  }
+}
+
+static void drop_all_kept(Ctx *ctx, Node *node) {
+  for (int k = 0; k < node->n_in + node->n_out + node->n_saved; k++)
+    node_drop_kept(ctx, &node->kept[k]);
+}
+
+// Drops what the inputs of `later` do not read (inv. 4).
+static void drop_read(Ctx *ctx, Node *node, uint64_t later) {
+  unsigned in = 0, out = 0, saved = 0;
+  for (int j = 0; j < OP_MAX_IN && j < node->n_in; j++) {
+    if (!(later >> j & 1)) continue;
+    in |= node->needs.in[j];
+    out |= node->needs.out[j];
+    saved |= node->needs.saved[j];
+  }
+  Kept *kept = node->kept;
+  for (int j = 0; j < node->n_in; j++)
+    if (!(j < OP_MAX_IN && (in >> j & 1))) node_drop_kept(ctx, &kept[j]);
+  for (int i = 0; i < node->n_out; i++)
+    if (!(out >> i & 1)) node_drop_kept(ctx, &kept[node->n_in + i]);
+  for (int k = 0; k < node->n_saved; k++)
+    if (!(saved >> k & 1)) node_drop_kept(ctx, &kept[node->n_in + node->n_out + k]);
+}
+
+static Status push_task(Ctx *ctx, Backward *run, Node *node, uint64_t need) {
+  if (run->n_tasks == run->tasks_room) {
+    int room = run->tasks_room ? 2 * run->tasks_room : 32;
+    Task *grown = realloc(run->tasks, (size_t)room * sizeof *grown);
+    if (!grown) return fail(ST_ENOMEM, "out of memory for %d weight gradients", room);
+    run->tasks = grown;
+    run->tasks_room = room;
+  }
+  Task *task = &run->tasks[run->n_tasks++];
+  *task = (Task){.node = node_retain(node), .need = need};
+  for (int i = 0; i < node->n_out; i++) {
+    if (!node->dout[i]) continue;
+    task->dout[i] = tensor_retain(node->dout[i]);
+    arena_save(ctx->arena_w, task->dout[i]);
+  }
+  return ST_OK;
+}
+
+static void task_release(Ctx *ctx, Task *task) {
+  for (int i = 0; i < OP_MAX_OUT; i++) {
+    if (!task->dout[i]) continue;
+    arena_drop(task->dout[i]);
+    tensor_release(ctx, task->dout[i]);
+  }
+  node_release(ctx, task->node);
+}
+
+static void drop_douts(Ctx *ctx, Node *node) {
+  for (int i = 0; i < node->n_out; i++) {
+    tensor_release(ctx, node->dout[i]);
+    node->dout[i] = NULL;
+  }
+}
+
+// One node of the I walk (or, in W, one without D: everything at once).
+static Status visit(Ctx *ctx, Backward *run, Node *node) {
+  if (node->consumed)
+    return fail_hint(fail(ST_ESTATE, "%s at %s:%d: backward has passed here before", node->op->name,
+                          node->where.source ? node->where.source : "?", node->where.line),
+                     "a graph serves one backward; run forward again");
+  uint64_t by_i, by_w;
+  split_needs(node, &by_i, &by_w);
+  Status status;
+  if (run->kind == BACKWARD_I && by_w) {
+    status = differentiate(ctx, run, node, node->dout, by_i);
+    if (status == ST_OK) status = push_task(ctx, run, node, by_w);
+    if (status == ST_OK) drop_read(ctx, node, by_w);
+  } else {
+    status = differentiate(ctx, run, node, node->dout, by_i | by_w);
+    drop_all_kept(ctx, node);
+  }
+  node->consumed = true;
+  drop_douts(ctx, node);
+  return status;
+}
+
+static Status walk(Ctx *ctx, Backward *run, Heap *heap) {
+  Status status = ST_OK;
+  while (heap->n > 0 && status == ST_OK) {
+    Node *node = heap_pop(heap);
+    status = visit(ctx, run, node);
+    node_release(ctx, node);
+  }
+  return status;
+}
+
+void backward_delete(Ctx *ctx, Backward *run) {
+  if (!run) return;
+  Heap *heaps[] = {&run->data_nodes, &run->param_nodes};
+  for (int h = 0; h < 2; h++) {
+    for (int k = 0; k < heaps[h]->n; k++) {
+      heaps[h]->nodes[k]->queued = false;
+      drop_douts(ctx, heaps[h]->nodes[k]);
+      node_release(ctx, heaps[h]->nodes[k]);
+    }
+    free(heaps[h]->nodes);
+  }
+  for (int k = 0; k < run->n_tasks; k++) task_release(ctx, &run->tasks[k]);
+  free(run->tasks);
+  free(run);
+}
+
+// Gives an output its gradient: the caller's, or ones.
+static Status seed(Ctx *ctx, Backward *run, Tensor *out, Tensor *dout) {
+  if (!out->requires_grad)
+    return fail_hint(
+        fail(ST_ESTATE, "backward: this value depends on nothing that wants a gradient"),
+        "parameters want one; for other tensors say x:requires_grad_()");
+  Tensor *gradient;
+  if (dout) {
+    TRY(tensor_detach(ctx, dout, &gradient));
+  } else if (tensor_numel(out) == 1) {
+    Tensor *one;
+    TRY(tensor_scalar(ctx, out->dtype, 1, &one));
+    TensorSpec spec;
+    tensor_spec(out, &spec);
+    spec.offset = 0;
+    Status status = tensor_alias(ctx, one, &spec, &gradient);
+    tensor_release(ctx, one);
+    TRY(status);
+  } else {
+    char shape[128];
+    return fail_hint(fail(ST_ESHAPE, "backward: %s is not a single number",
+                          format_tensor(shape, sizeof shape, out)),
+                     "take x:sum() or x:mean(), or pass the gradient: x:backward(g)");
+  }
+  gradient->depends_data = true;
+  if (out->node) {
+    TRY(accumulate(ctx, &out->node->dout[out->out_index], gradient));
+    return schedule(run, out->node);
+  }
+  return accumulate(ctx, &out->grad, gradient);
+}
+
+static Status run_no_grad(Ctx *ctx, Backward *run, bool walk_params) {
+  bool grad = ctx->grad_enabled;
+  Scope *scope = ctx->scope;
+  ctx->grad_enabled = false;
+  Status status = walk(ctx, run, &run->data_nodes);
+  if (status == ST_OK && walk_params) status = walk(ctx, run, &run->param_nodes);
+  ctx->grad_enabled = grad;
+  ctx->scope = scope;
+  return status;
+}
+
+Status backward(Ctx *ctx, Tensor **outs, Tensor **douts, int n, BackwardKind kind, Backward **w) {
+  Backward *run = calloc(1, sizeof *run);
+  if (!run) return fail(ST_ENOMEM, "out of memory for a backward");
+  run->kind = kind;
+  Status status = ST_OK;
+  for (int i = 0; i < n && status == ST_OK; i++)
+    status = seed(ctx, run, outs[i], douts ? douts[i] : NULL);
+  if (status == ST_OK) status = run_no_grad(ctx, run, kind == BACKWARD_B);
+  if (status == ST_OK && kind == BACKWARD_I)
+    *w = run;
+  else
+    backward_delete(ctx, run);
+  return status;
+}
+
+Status backward_w(Ctx *ctx, Backward *run) {
+  bool grad = ctx->grad_enabled;
+  ctx->grad_enabled = false;
+  Status status = ST_OK;
+  for (int k = 0; k < run->n_tasks && status == ST_OK; k++) {
+    Task *task = &run->tasks[k];
+    status = differentiate(ctx, run, task->node, task->dout, task->need);
+    drop_all_kept(ctx, task->node);
+    for (int i = 0; i < OP_MAX_OUT; i++) {
+      if (!task->dout[i]) continue;
+      arena_drop(task->dout[i]);
+      tensor_release(ctx, task->dout[i]);
+      task->dout[i] = NULL;
+    }
+  }
+  if (status == ST_OK) status = walk(ctx, run, &run->param_nodes);
+  ctx->grad_enabled = grad;
+  return status;
+}
+
+Status backward_extend(GradCall *call, Tensor **outs, Tensor **douts, int n) {
+  for (int i = 0; i < n; i++)
+    if (douts[i] && outs[i]->requires_grad) TRY(seed(call->ctx, call->run, outs[i], douts[i]));
+  return ST_OK;
+}

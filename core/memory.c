@@ -1,0 +1,266 @@
+// memory - the pool. Design and invariants are in the header.
+#include "core/memory.h"
+
+#include <assert.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#define POISON(p, n) ASAN_POISON_MEMORY_REGION(p, n)
+#define UNPOISON(p, n) ASAN_UNPOISON_MEMORY_REGION(p, n)
+#else
+#define POISON(p, n) ((void)0)
+#define UNPOISON(p, n) ((void)0)
+#endif
+
+enum {
+  ALIGN = 64,
+  FINE_LIMIT = 4096, // up to here one class per 64 bytes
+  FINE_CLASSES = FINE_LIMIT / ALIGN + 1,
+  STEPS = 8, // above: eight classes per doubling, at most 12.5% slack
+  COARSE_CLASSES = STEPS * 40,
+  CLASSES = FINE_CLASSES + COARSE_CLASSES,
+};
+static const size_t HUGE_BYTES = (size_t)4 << 20; // from here on blocks ask for huge pages
+static const size_t HUGE_PAGE = (size_t)2 << 20;
+
+typedef struct FreeBlock {
+  struct FreeBlock *next;
+} FreeBlock;
+
+struct Pool {
+  FreeBlock *free_blocks[CLASSES];
+  MemUse use[MEM_KINDS];
+  MemUse total;
+  size_t cached; // bytes in the free lists
+  size_t limit;
+  size_t debt;
+  int64_t fail_at;
+  void (*pressure)(void *user);
+  void *pressure_user;
+  bool in_pressure;
+};
+
+static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+// The class of a size, and the bytes that a block of that class really has.
+static int class_of(size_t bytes, size_t *block_bytes) {
+  if (bytes <= FINE_LIMIT) {
+    size_t k = (bytes + ALIGN - 1) / ALIGN;
+    if (k == 0) k = 1;
+    *block_bytes = k * ALIGN;
+    return (int)k - 1;
+  }
+  int log2 = 63 - __builtin_clzll((unsigned long long)(bytes - 1)); // 2^log2 <= bytes-1
+  size_t base = (size_t)1 << log2, step = base / STEPS;
+  size_t k = (bytes - base + step - 1) / step; // 1..STEPS
+  *block_bytes = base + k * step;
+  return FINE_CLASSES + (log2 - 12) * STEPS + (int)k - 1;
+}
+
+static size_t read_number(const char *path) {
+  FILE *f = fopen(path, "r");
+  if (!f) return 0;
+  unsigned long long n = 0;
+  int got = fscanf(f, "%llu", &n);
+  fclose(f);
+  return got == 1 ? (size_t)n : 0;
+}
+
+static size_t machine_memory(void) {
+  size_t physical = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+  size_t cgroup = read_number("/sys/fs/cgroup/memory.max");
+  if (!cgroup) cgroup = read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes");
+  return cgroup && cgroup < physical ? cgroup : physical;
+}
+
+Status pool_new(size_t limit, Pool **out) {
+  Pool *pool = calloc(1, sizeof *pool);
+  if (!pool) return fail(ST_ENOMEM, "cannot allocate the memory pool");
+  pool->limit = limit ? limit : machine_memory();
+  *out = pool;
+  return ST_OK;
+}
+
+static void *system_alloc(size_t block_bytes) {
+  if (block_bytes < HUGE_BYTES) return aligned_alloc(ALIGN, block_bytes);
+  void *p = aligned_alloc(HUGE_PAGE, round_up(block_bytes, HUGE_PAGE));
+  if (p) madvise(p, round_up(block_bytes, HUGE_PAGE), MADV_HUGEPAGE);
+  return p;
+}
+
+void pool_trim(Pool *pool) {
+  for (int k = 0; k < CLASSES; k++) {
+    FreeBlock *block = pool->free_blocks[k];
+    pool->free_blocks[k] = NULL;
+    while (block) {
+      UNPOISON(block, sizeof *block);
+      FreeBlock *next = block->next;
+      free(block);
+      block = next;
+    }
+  }
+  pool->cached = 0;
+}
+
+void pool_delete(Pool *pool) {
+  if (!pool) return;
+  pool_trim(pool);
+  free(pool);
+}
+
+static Status out_of_memory(Pool *pool, size_t bytes, MemKind kind) {
+  char want[32], held[32], limit[32];
+  MemKind largest = 0;
+  char table[512];
+  size_t at = 0;
+  for (int k = 0; k < MEM_KINDS; k++) {
+    char a[32];
+    if (pool->use[k].current > pool->use[largest].current) largest = (MemKind)k;
+    if (pool->use[k].current == 0) continue;
+    int n = snprintf(table + at, sizeof table - at, "%s%s %s", at ? ", " : "",
+                     mem_kind_label((MemKind)k), format_bytes(a, sizeof a, pool->use[k].current));
+    if (n > 0 && at + (size_t)n < sizeof table) at += (size_t)n;
+  }
+  table[at] = 0;
+  Status status = fail(ST_ENOMEM, "out of memory: %s more for %s, held %s of %s (%s)",
+                       format_bytes(want, sizeof want, bytes), mem_kind_label(kind),
+                       format_bytes(held, sizeof held, pool->total.current),
+                       format_bytes(limit, sizeof limit, pool->limit), table);
+  static const char *const hints[] = {
+#define X(name, label, hint) hint,
+      MEM_KIND_LIST(X)
+#undef X
+  };
+  return fail_hint(status, "%s hold the most (%s): %s", mem_kind_label(largest),
+                   format_bytes(held, sizeof held, pool->use[largest].current), hints[largest]);
+}
+
+static void account(Pool *pool, size_t rounded, MemKind kind) {
+  MemUse *use = &pool->use[kind];
+  use->current += rounded;
+  if (use->current > use->peak) use->peak = use->current;
+  pool->total.current += rounded;
+  if (pool->total.current > pool->total.peak) pool->total.peak = pool->total.current;
+  pool->debt += rounded;
+}
+
+// A block from the free list or the system; NULL if there is none within the limit.
+static void *take(Pool *pool, size_t rounded, size_t block_bytes, int class) {
+  if (pool->total.current + rounded > pool->limit) return NULL;
+  FreeBlock *block = pool->free_blocks[class];
+  if (block) {
+    UNPOISON(block, block_bytes);
+    pool->free_blocks[class] = block->next;
+    pool->cached -= block_bytes;
+    return block;
+  }
+  if (pool->total.current + pool->cached + block_bytes > pool->limit) pool_trim(pool);
+  void *p = system_alloc(block_bytes);
+  if (!p && pool->cached) {
+    pool_trim(pool);
+    p = system_alloc(block_bytes);
+  }
+  return p;
+}
+
+Status pool_alloc(Pool *pool, size_t bytes, MemKind kind, void **out) {
+  if (bytes > (size_t)1 << 50) return out_of_memory(pool, bytes, kind);
+  size_t block_bytes;
+  int class = class_of(bytes, &block_bytes);
+  size_t rounded = round_up(bytes ? bytes : 1, ALIGN);
+  if (pool->fail_at && --pool->fail_at == 0)
+    return fail(ST_ENOMEM, "out of memory: a test made this allocation of %zu bytes for %s fail",
+                bytes, mem_kind_label(kind));
+  void *p = take(pool, rounded, block_bytes, class);
+  if (!p && pool->pressure && !pool->in_pressure) {
+    pool->in_pressure = true;
+    pool->pressure(pool->pressure_user);
+    pool->in_pressure = false;
+    p = take(pool, rounded, block_bytes, class);
+  }
+  if (!p) return out_of_memory(pool, bytes, kind);
+  account(pool, rounded, kind);
+  *out = p;
+  return ST_OK;
+}
+
+void pool_free(Pool *pool, void *block, size_t bytes, MemKind kind) {
+  if (!block) return;
+  size_t block_bytes;
+  int class = class_of(bytes, &block_bytes);
+  size_t rounded = round_up(bytes ? bytes : 1, ALIGN);
+  assert(pool->use[kind].current >= rounded);
+  pool->use[kind].current -= rounded;
+  pool->total.current -= rounded;
+  FreeBlock *free_block = block;
+  free_block->next = pool->free_blocks[class];
+  pool->free_blocks[class] = free_block;
+  pool->cached += block_bytes;
+  POISON(block, block_bytes);
+}
+
+void pool_recount(Pool *pool, size_t bytes, MemKind from, MemKind to) {
+  size_t rounded = round_up(bytes ? bytes : 1, ALIGN);
+  assert(pool->use[from].current >= rounded);
+  pool->use[from].current -= rounded;
+  pool->use[to].current += rounded;
+  if (pool->use[to].current > pool->use[to].peak) pool->use[to].peak = pool->use[to].current;
+}
+
+MemUse pool_use(const Pool *pool, MemKind kind) { return pool->use[kind]; }
+MemUse pool_total(const Pool *pool) { return pool->total; }
+size_t pool_limit(const Pool *pool) { return pool->limit; }
+
+void pool_reset_peaks(Pool *pool) {
+  for (int k = 0; k < MEM_KINDS; k++) pool->use[k].peak = pool->use[k].current;
+  pool->total.peak = pool->total.current;
+}
+
+const char *mem_kind_label(MemKind kind) {
+  static const char *const labels[] = {
+#define X(name, label, hint) label,
+      MEM_KIND_LIST(X)
+#undef X
+  };
+  return labels[kind];
+}
+
+void pool_on_pressure(Pool *pool, void (*callback)(void *user), void *user) {
+  pool->pressure = callback;
+  pool->pressure_user = user;
+}
+
+size_t pool_debt(Pool *pool, int reset) {
+  size_t debt = pool->debt;
+  if (reset) pool->debt = 0;
+  return debt;
+}
+
+void pool_fail_at(Pool *pool, int64_t n) { pool->fail_at = n; }
+
+Status checked_mul(int64_t count, int64_t size, int64_t *out) {
+  int64_t product;
+  if (count < 0 || size < 0 || __builtin_mul_overflow(count, size, &product) ||
+      product > (int64_t)1 << 62)
+    return fail(ST_ENOMEM, "size overflow: %lld x %lld", (long long)count, (long long)size);
+  *out = product;
+  return ST_OK;
+}
+
+const char *format_bytes(char *buffer, size_t size, size_t bytes) {
+  static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = (double)bytes;
+  int unit = 0;
+  while (value >= 1024 && unit < 4) {
+    value /= 1024;
+    unit++;
+  }
+  snprintf(buffer, size, unit == 0 ? "%.0f %s" : "%.1f %s", value, units[unit]);
+  return buffer;
+}

@@ -122,7 +122,7 @@ $O/lua_library.o: $B/gen/lua_library.c $B/flags; $(call compile)
 $O/tests/%.o: tests/%.c $B/flags; $(call compile,$(CHECK_CFLAGS) -I$B/gen)
 $O/%.o: %.c $B/flags; $(call compile)
 define isa_rule
-$O/%.$1.o: %.isa.c $B/flags; $$(call compile,$$(MARCH_$1) -DISA=$1 -ffp-contract=fast)
+$O/%.$1.o: %.isa.c $B/flags; $$(call compile,$$(MARCH_$1) -DISA=$1 -ffp-contract=off)
 endef
 $(foreach isa,$(ISAS),$(eval $(call isa_rule,$(isa))))
 $O/tests/main.o: $B/gen/suites.h

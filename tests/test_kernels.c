@@ -1,0 +1,812 @@
+// test_kernels - the CPU kernels, at every level of instructions that this machine runs, against
+// plain formulas in f64; backward against finite differences of those formulas; and bit for bit
+// against themselves at other offsets, lengths and thread counts.
+#include "ops/kernels/elementwise.h"
+#include "ops/kernels/gather.h"
+#include "ops/kernels/kernels.h"
+#include "ops/kernels/threads.h"
+#include "tests/tests.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ---- helpers ------------------------------------------------------------------------------------
+
+static const char *const level_names[] = {"plain", "avx2", "avx512"};
+#define FOR_LEVELS(K)                        \
+  for (int level_ = 0; level_ < 3; level_++) \
+    for (const CpuKernels *K = cpu_kernels_of(level_names[level_]); K; K = NULL)
+
+static uint64_t seed_state = 1;
+static double uniform(void) { // in [-1, 1)
+  seed_state = seed_state * 6364136223846793005u + 1442695040888963407u;
+  return (double)(seed_state >> 11) / 4503599627370496.0 - 1;
+}
+
+static void *zeros(int64_t bytes) {
+  void *block = calloc(1, (size_t)bytes + 64);
+  ck_assert_ptr_nonnull(block);
+  return block;
+}
+
+static float *random_f32(int64_t n) {
+  float *x = zeros(n * 4);
+  for (int64_t i = 0; i < n; i++) x[i] = (float)uniform();
+  return x;
+}
+static double *widened(const float *x, int64_t n) {
+  double *y = zeros(n * 8);
+  for (int64_t i = 0; i < n; i++) y[i] = (double)x[i];
+  return y;
+}
+
+static void assert_close(const float *got, const double *want, int64_t n, double tolerance,
+                         const char *what) {
+  double largest = 0;
+  for (int64_t i = 0; i < n; i++) largest = fmax(largest, fabs(want[i]));
+  for (int64_t i = 0; i < n; i++)
+    ck_assert_msg(fabs((double)got[i] - want[i]) <= tolerance * largest + 1e-30,
+                  "%s[%ld]: got %.9g, want %.9g", what, (long)i, (double)got[i], want[i]);
+}
+static void assert_close64(const double *got, const double *want, int64_t n, double tolerance,
+                           const char *what) {
+  double largest = 0;
+  for (int64_t i = 0; i < n; i++) largest = fmax(largest, fabs(want[i]));
+  for (int64_t i = 0; i < n; i++)
+    ck_assert_msg(fabs(got[i] - want[i]) <= tolerance * largest + 1e-30,
+                  "%s[%ld]: got %.17g, want %.17g", what, (long)i, got[i], want[i]);
+}
+static void assert_same(const void *a, const void *b, int64_t bytes, const char *what) {
+  for (int64_t i = 0; i < bytes; i++)
+    ck_assert_msg(((const char *)a)[i] == ((const char *)b)[i], "%s: bits differ at byte %ld", what,
+                  (long)i);
+}
+
+// ---- threads ------------------------------------------------------------------------------------
+
+static void count_blocks(void *context, int64_t begin, int64_t end) {
+  int64_t *seen = context;
+  for (int64_t i = begin; i < end; i++) __atomic_fetch_add(&seen[i], 1, __ATOMIC_RELAXED);
+}
+
+START_TEST(parallel_for_visits_each_item_once) {
+  int64_t seen[1000];
+  for (int threads = 1; threads <= 5; threads += 2) {
+    threads_set(threads);
+    for (int64_t grain = 1; grain < 1200; grain = grain * 3 + 1) {
+      memset(seen, 0, sizeof seen);
+      parallel_for(1000, grain, count_blocks, seen);
+      for (int i = 0; i < 1000; i++) ck_assert_int_eq(seen[i], 1);
+    }
+  }
+  threads_set(1);
+}
+END_TEST
+
+static void nested(void *context, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; i++)
+    parallel_for(10, 1, count_blocks, (int64_t *)context + i * 10);
+}
+
+START_TEST(a_nested_parallel_for_runs_on_its_own_thread) {
+  int64_t seen[500] = {0};
+  threads_set(3);
+  parallel_for(50, 1, nested, seen);
+  threads_set(1);
+  for (int i = 0; i < 500; i++) ck_assert_int_eq(seen[i], 1);
+}
+END_TEST
+
+static int n_polls;
+static void poll_once(void) { n_polls++; }
+static void dawdle(void *context, int64_t begin, int64_t end) {
+  (void)context, (void)begin, (void)end;
+  volatile double x = 0;
+  for (int i = 0; i < 400000; i++) x = x + 1;
+}
+
+START_TEST(the_poll_hook_runs_between_blocks_and_not_too_often) {
+  for (int threads = 1; threads <= 2; threads++) {
+    threads_set(threads);
+    threads_set_poll(poll_once);
+    n_polls = 0;
+    int64_t seen[1000] = {0};
+    parallel_for(1000, 1, count_blocks, seen);
+    ck_assert_int_le(n_polls, 20);
+    n_polls = 0;
+    parallel_for(20, 1, dawdle, NULL);
+    ck_assert_int_ge(n_polls, 1);
+    ck_assert_int_le(n_polls, 20);
+    threads_set_poll(NULL);
+  }
+  threads_set(1);
+}
+END_TEST
+
+// ---- vector functions ---------------------------------------------------------------------------
+
+static double d_sigmoid(double x) { return 1 / (1 + exp(-x)); }
+static double d_rsqrt(double x) { return 1 / sqrt(x); }
+static double d_gelu(double x) { return 0.5 * x * erfc(-x * M_SQRT1_2); }
+static double d_gelu_tanh(double x) {
+  return 0.5 * x * (1 + tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
+}
+static double d_silu(double x) { return x / (1 + exp(-x)); }
+static double d_relu(double x) { return x <= 0 ? 0 : x; }
+static double d_square(double x) { return x * x; }
+static double d_reciprocal(double x) { return 1 / x; }
+static double d_neg(double x) { return -x; }
+
+// Errors in units of the last place of the result, plus an absolute part where a function crosses
+// zero by cancellation.
+static const struct {
+  UnaryFn fn;
+  const char *name;
+  double (*want)(double);
+  double ulp, absolute;
+} unary_cases[] = {{UNARY_exp, "exp", exp, 2, 0},
+                   {UNARY_log, "log", log, 2, 0},
+                   {UNARY_tanh, "tanh", tanh, 4, 0},
+                   {UNARY_erf, "erf", erf, 4, 0},
+                   {UNARY_sigmoid, "sigmoid", d_sigmoid, 4, 1.2e-38},
+                   {UNARY_sqrt, "sqrt", sqrt, 0.51, 0},
+                   {UNARY_rsqrt, "rsqrt", d_rsqrt, 2, 0},
+                   {UNARY_gelu, "gelu", d_gelu, 8, 2.5e-7},
+                   {UNARY_gelu_tanh, "gelu_tanh", d_gelu_tanh, 8, 2.5e-7},
+                   {UNARY_silu, "silu", d_silu, 6, 4e-37},
+                   {UNARY_relu, "relu", d_relu, 0, 0},
+                   {UNARY_abs, "abs", fabs, 0, 0},
+                   {UNARY_neg, "neg", d_neg, 0, 0},
+                   {UNARY_square, "square", d_square, 0.51, 0},
+                   {UNARY_reciprocal, "reciprocal", d_reciprocal, 0.51, 0}};
+enum { N_UNARY_CASES = sizeof unary_cases / sizeof *unary_cases };
+
+static double unit_in_last_place(double x) {
+  int exponent;
+  frexp(fabs(x), &exponent);
+  return ldexp(1, (exponent < -125 ? -125 : exponent) - 24);
+}
+
+START_TEST(vector_functions_agree_with_libm_over_all_floats) {
+  enum { N = 1 << 17 };
+  float *x = zeros(N * 4), *y = zeros(N * 4);
+  for (uint32_t i = 0; i < N;
+       i++) { // every 32771st bit pattern, subnormals, infinities and NaN too
+    uint32_t bits = i * 32771u;
+    if (i < 8)
+      bits = (uint32_t[]){0,           0x80000000u, 0x7f800000u, 0xff800000u,
+                          0x7fc00000u, 1,           0x80000001u, 0x007fffffu}[i];
+    memcpy(&x[i], &bits, 4);
+  }
+  FOR_LEVELS(k) for (int c = 0; c < N_UNARY_CASES; c++) {
+    k->unary_f32(unary_cases[c].fn, y, x, N, 0, 0);
+    for (int i = 0; i < N; i++) {
+      double want = unary_cases[c].want((double)x[i]);
+      float rounded = (float)want;
+      if (isnan(want)) {
+        ck_assert_msg(isnan(y[i]), "%s %s(%g) is %g", k->level, unary_cases[c].name, (double)x[i],
+                      (double)y[i]);
+        continue;
+      }
+      if (isinf(rounded) || isinf(y[i])) {
+        bool near_top = fabs(want) > 3.4028e38 && fabs(want) < 3.4029e38;
+        ck_assert_msg(near_top || y[i] == rounded || (isinf(x[i]) && isnan(y[i])),
+                      "%s %s(%g) is %g", k->level, unary_cases[c].name, (double)x[i], (double)y[i]);
+        continue;
+      }
+      double error = fabs((double)y[i] - want);
+      double bound = unary_cases[c].ulp * unit_in_last_place(want) + unary_cases[c].absolute;
+      ck_assert_msg(error <= bound, "%s %s(%.9g) is %.9g, want %.9g (%.2f ulp)", k->level,
+                    unary_cases[c].name, (double)x[i], (double)y[i], want,
+                    error / unit_in_last_place(want));
+    }
+  }
+  free(x), free(y);
+}
+END_TEST
+
+START_TEST(an_elements_bits_do_not_depend_on_its_place) {
+  enum { N = 150 };
+  float *a = random_f32(N + 20), *b = random_f32(N + 20), *out = zeros(4 * (N + 40));
+  for (int i = 0; i < N; i++) a[i] *= 5, b[i] *= 3;
+  FOR_LEVELS(k) {
+    for (int fn = 0; fn < N_UNARY_FNS + N_BINARY_FNS; fn++) {
+      float alone[N];
+      for (int i = 0; i < N; i++)
+        if (fn < N_UNARY_FNS)
+          k->unary_f32((UnaryFn)fn, &alone[i], &a[i], 1, -0.5, 0.5);
+        else
+          k->binary_f32((BinaryFn)(fn - N_UNARY_FNS), &alone[i], &a[i], &b[i], 1);
+      for (int offset = 0; offset < 18; offset++)
+        for (int n = 1; n + offset <= N; n += n < 40 ? 1 : 37) {
+          float *to = out + offset % 5;
+          if (fn < N_UNARY_FNS)
+            k->unary_f32((UnaryFn)fn, to, a + offset, n, -0.5, 0.5);
+          else
+            k->binary_f32((BinaryFn)(fn - N_UNARY_FNS), to, a + offset, b + offset, n);
+          assert_same(to, alone + offset, n * 4, "element");
+        }
+    }
+  }
+  free(a), free(b), free(out);
+}
+END_TEST
+
+// Derivatives of the *_bwd rows by central differences of the forward formula, in f64.
+static const struct {
+  BinaryFn fn;
+  double (*forward)(double);
+  bool takes_result;
+} slope_cases[] = {{BINARY_abs_bwd, fabs, false},
+                   {BINARY_log_bwd, log, false},
+                   {BINARY_sqrt_bwd, sqrt, true},
+                   {BINARY_rsqrt_bwd, d_rsqrt, true},
+                   {BINARY_tanh_bwd, tanh, true},
+                   {BINARY_sigmoid_bwd, d_sigmoid, true},
+                   {BINARY_erf_bwd, erf, false},
+                   {BINARY_relu_bwd, d_relu, false},
+                   {BINARY_gelu_bwd, d_gelu, false},
+                   {BINARY_gelu_tanh_bwd, d_gelu_tanh, false},
+                   {BINARY_silu_bwd, d_silu, false},
+                   {BINARY_square_bwd, d_square, false},
+                   {BINARY_reciprocal_bwd, d_reciprocal, true}};
+
+START_TEST(slopes_agree_with_finite_differences) {
+  FOR_LEVELS(k) for (size_t c = 0; c < sizeof slope_cases / sizeof *slope_cases; c++) {
+    for (double x = -4.05; x < 4.2; x += 0.1) {
+      if (x < 0.2 && (slope_cases[c].forward == log || slope_cases[c].forward == sqrt ||
+                      slope_cases[c].forward == d_rsqrt))
+        continue;
+      if (fabs(x) < 0.3 && slope_cases[c].forward == d_reciprocal) continue;
+      double h = 1e-5, dy = 1.5, f = slope_cases[c].forward(x), got64;
+      double want = dy * (slope_cases[c].forward(x + h) - slope_cases[c].forward(x - h)) / (2 * h);
+      double operand = slope_cases[c].takes_result ? f : x;
+      k->binary_f64(slope_cases[c].fn, &got64, &dy, &operand, 1);
+      ck_assert_msg(fabs(got64 - want) < 1e-8 * (1 + fabs(want)),
+                    "case %d at %g: %.12g, want %.12g", (int)c, x, got64, want);
+      float dy32 = (float)dy, operand32 = (float)operand, got;
+      k->binary_f32(slope_cases[c].fn, &got, &dy32, &operand32, 1);
+      ck_assert_msg(fabs((double)got - want) < 3e-6 * (1 + fabs(want)),
+                    "case %d at %g: %g, want %g", (int)c, x, (double)got, want);
+    }
+  }
+}
+END_TEST
+
+// ---- gemm ---------------------------------------------------------------------------------------
+
+typedef struct Product {
+  int64_t m, n, k;
+  bool ta, tb;
+  double alpha, beta;
+  bool has_bias;
+  Activation act;
+} Product;
+
+static double activate(Activation act, double x) {
+  switch (act) {
+  case ACT_NONE: return x;
+  case ACT_RELU: return d_relu(x);
+  case ACT_GELU: return d_gelu(x);
+  case ACT_GELU_TANH: return d_gelu_tanh(x);
+  case ACT_SILU: return d_silu(x);
+  }
+  return x;
+}
+
+static void check_product(const CpuKernels *k, Product p) {
+  int64_t lda = (p.ta ? p.m : p.k) + 3, ldb = (p.tb ? p.k : p.n) + 1, ldc = p.n + 5;
+  int64_t size_a = lda * (p.ta ? p.k : p.m), size_b = ldb * (p.tb ? p.n : p.k), size_c = ldc * p.m;
+  float *a = random_f32(size_a), *b = random_f32(size_b), *c = random_f32(size_c),
+        *bias = random_f32(p.n);
+  float *pre = zeros(size_c * 4);
+  double *want = widened(c, size_c), *want_pre = zeros(size_c * 8);
+  double *a64 = widened(a, size_a), *b64 = widened(b, size_b), *c64 = widened(c, size_c),
+         *bias64 = widened(bias, p.n), *pre64 = zeros(size_c * 8);
+  for (int64_t i = 0; i < p.m; i++)
+    for (int64_t j = 0; j < p.n; j++) {
+      double sum = 0;
+      for (int64_t l = 0; l < p.k; l++)
+        sum += a64[p.ta ? l * lda + i : i * lda + l] * b64[p.tb ? j * ldb + l : l * ldb + j];
+      sum = p.alpha * sum + (p.beta == 0 ? 0 : p.beta * want[i * ldc + j]) +
+            (p.has_bias ? bias64[j] : 0);
+      want_pre[i * ldc + j] = sum;
+      want[i * ldc + j] = activate(p.act, sum);
+    }
+  Gemm gemm = {.m = p.m,
+               .n = p.n,
+               .k = p.k,
+               .trans_a = p.ta,
+               .trans_b = p.tb,
+               .a = a,
+               .b = b,
+               .c = c,
+               .lda = lda,
+               .ldb = ldb,
+               .ldc = ldc,
+               .alpha = p.alpha,
+               .beta = p.beta,
+               .bias = p.has_bias ? bias : NULL,
+               .act = p.act,
+               .preact = pre};
+  k->gemm_f32(&gemm);
+  double tolerance = 1e-6 + 4e-8 * (double)p.k;
+  assert_close(c, want, size_c, tolerance, "gemm f32");
+  assert_close(pre, want_pre, size_c, tolerance, "preact f32");
+  gemm.a = a64, gemm.b = b64, gemm.c = c64, gemm.bias = p.has_bias ? bias64 : NULL,
+  gemm.preact = pre64;
+  k->gemm_f64(&gemm);
+  assert_close64(c64, want, size_c, 1e-13, "gemm f64");
+  assert_close64(pre64, want_pre, size_c, 1e-13, "preact f64");
+  free(a), free(b), free(c), free(bias), free(pre), free(want), free(want_pre);
+  free(a64), free(b64), free(c64), free(bias64), free(pre64);
+}
+
+START_TEST(gemm_agrees_with_the_formula) {
+  static const int64_t shapes[][3] = {{1, 1, 1},     {3, 5, 7},    {14, 32, 16},   {15, 33, 17},
+                                      {64, 48, 100}, {1, 100, 64}, {100, 1, 64},   {37, 70, 401},
+                                      {200, 90, 0},  {5, 3, 800},  {173, 200, 390}};
+  FOR_LEVELS(k)
+  for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) for (int variant = 0; variant < 12;
+                                                                   variant++) {
+    threads_set(1 + variant % 2);
+    Product p = {shapes[s][0],
+                 shapes[s][1],
+                 shapes[s][2],
+                 variant & 1,
+                 variant & 2,
+                 variant % 3 == 2 ? 0.5 : 1,
+                 (double[]){0, 1, -0.5}[variant % 3],
+                 variant & 4,
+                 (Activation)(variant % 5)};
+    check_product(k, p);
+  }
+  threads_set(1);
+}
+END_TEST
+
+START_TEST(gemm_bits_depend_on_row_and_column_alone) {
+  enum { M = 150, N = 130, K = 500 };
+  float *a = random_f32(M * K + 40), *b = random_f32(K * N + 40), *whole = zeros(M * N * 4),
+        *part = zeros(M * N * 4 + 80);
+  float *at = zeros(M * K * 4), *bt = zeros(K * N * 4);
+  for (int i = 0; i < M; i++)
+    for (int l = 0; l < K; l++) at[l * M + i] = a[i * K + l];
+  for (int l = 0; l < K; l++)
+    for (int j = 0; j < N; j++) bt[j * K + l] = b[l * N + j];
+  FOR_LEVELS(k) for (int deep = 0; deep < 2; deep++) {
+    int64_t depth = deep ? K : 12;
+    threads_set(1);
+    Gemm all = {.m = M,
+                .n = N,
+                .k = depth,
+                .a = a,
+                .b = b,
+                .c = whole,
+                .lda = K,
+                .ldb = N,
+                .ldc = N,
+                .alpha = 1};
+    k->gemm_f32(&all);
+    for (int threads = 1; threads <= 2; threads++)
+      for (int64_t m = 1; m <= M; m += m < 18 ? 1 : 44)
+        for (int64_t n = 1; n <= N; n += n < 4 ? 1 : 31)
+          for (int trans = 0; trans < 4; trans++) {
+            threads_set(threads);
+            int64_t i0 = (m * 7) % (M - m + 1), j0 = (n * 5) % (N - n + 1);
+            Gemm some = {.m = m,
+                         .n = n,
+                         .k = depth,
+                         .trans_a = trans & 1,
+                         .trans_b = trans & 2,
+                         .a = trans & 1 ? at + i0 : a + i0 * K,
+                         .b = trans & 2 ? bt + j0 * K : b + j0,
+                         .c = part + m % 3,
+                         .lda = trans & 1 ? M : K,
+                         .ldb = trans & 2 ? K : N,
+                         .ldc = n,
+                         .alpha = 1};
+            k->gemm_f32(&some);
+            for (int64_t i = 0; i < m; i++)
+              assert_same(part + m % 3 + i * n, whole + (i0 + i) * N + j0, n * 4, "gemm row");
+          }
+  }
+  threads_set(1);
+  free(a), free(b), free(whole), free(part), free(at), free(bt);
+}
+END_TEST
+
+START_TEST(batched_gemm_and_bf16_inputs) {
+  enum { M = 20, N = 40, K = 30, BATCH = 5 };
+  float *a = random_f32(BATCH * M * K), *b = random_f32(BATCH * K * N),
+        *c = zeros(4 * BATCH * M * N), *one = zeros(4 * M * N);
+  uint16_t *a16 = zeros(2 * BATCH * M * K), *b16 = zeros(2 * BATCH * K * N);
+  FOR_LEVELS(k) {
+    k->narrow(a16, a, BATCH * M * K), k->narrow(b16, b, BATCH * K * N);
+    k->widen(a, a16, BATCH * M * K), k->widen(b, b16, BATCH * K * N);
+    for (int trans = 0; trans < 2; trans++) {
+      Gemm g = {.m = M,
+                .n = N,
+                .k = K,
+                .trans_a = trans,
+                .trans_b = trans,
+                .bf16_a = true,
+                .bf16_b = true,
+                .a = a16,
+                .b = b16,
+                .c = c,
+                .lda = trans ? M : K,
+                .ldb = trans ? K : N,
+                .ldc = N,
+                .alpha = 1,
+                .batch = BATCH,
+                .stride_a = M * K,
+                .stride_b = K * N,
+                .stride_c = M * N};
+      k->gemm_f32(&g);
+      for (int i = 0; i < BATCH; i++) {
+        Gemm single = g;
+        single.batch = 0, single.bf16_a = single.bf16_b = false;
+        single.a = a + i * M * K, single.b = b + i * K * N, single.c = one;
+        k->gemm_f32(&single);
+        assert_same(c + i * M * N, one, 4 * M * N, "batch");
+      }
+    }
+  }
+  free(a), free(b), free(c), free(one), free(a16), free(b16);
+}
+END_TEST
+
+// ---- reductions ---------------------------------------------------------------------------------
+
+static double reduce_want(ReduceFn fn, const double *a, int64_t red, int64_t step,
+                          int64_t correction) {
+  double sum = 0, top = -INFINITY, low = INFINITY, rest = 0;
+  for (int64_t r = 0; r < red; r++) {
+    sum += a[r * step], top = fmax(top, a[r * step]), low = fmin(low, a[r * step]);
+  }
+  switch (fn) {
+  case REDUCE_sum: return sum;
+  case REDUCE_mean: return sum / (double)red;
+  case REDUCE_max: return top;
+  case REDUCE_min: return low;
+  case REDUCE_logsumexp:
+    for (int64_t r = 0; r < red; r++) rest += exp(a[r * step] - top);
+    return top + log(rest);
+  case REDUCE_var:
+    for (int64_t r = 0; r < red; r++)
+      rest += (a[r * step] - sum / (double)red) * (a[r * step] - sum / (double)red);
+    return rest / (double)(red - correction);
+  }
+  return 0;
+}
+
+START_TEST(reductions_agree_with_the_formula_and_with_themselves) {
+  static const int64_t shapes[][3] = {{3, 2, 1},    {5, 37, 1},  {1, 100000, 1}, {2, 5000, 1},
+                                      {1, 200, 70}, {3, 130, 5}, {7, 3, 33}};
+  FOR_LEVELS(k)
+  for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) for (int fn = REDUCE_sum;
+                                                                   fn <= REDUCE_var; fn++) {
+    int64_t outer = shapes[s][0], red = shapes[s][1], inner = shapes[s][2], n = outer * red * inner;
+    float *a = random_f32(n + 20), *out = zeros(4 * outer * inner),
+          *again = zeros(4 * outer * inner);
+    for (int64_t i = 0; i < n; i++) a[i] += 1; // sums that do not cancel
+    double *a64 = widened(a, n), *want = zeros(8 * outer * inner),
+           *out64 = zeros(8 * outer * inner);
+    for (int64_t o = 0; o < outer * inner; o++)
+      want[o] = reduce_want((ReduceFn)fn, a64 + o / inner * red * inner + o % inner, red, inner, 1);
+    threads_set(1);
+    Reduce r = {outer, red, inner, a, out, 1, false};
+    k->reduce_f32((ReduceFn)fn, &r);
+    assert_close(out, want, outer * inner, 3e-6, "reduce");
+    Reduce r64 = {outer, red, inner, a64, out64, 1, false};
+    k->reduce_f64((ReduceFn)fn, &r64);
+    assert_close64(out64, want, outer * inner, 1e-12, "reduce f64");
+    threads_set(2);
+    memmove(a + 3, a, (size_t)n * 4);
+    r.a = a + 3, r.out = again;
+    k->reduce_f32((ReduceFn)fn, &r);
+    assert_same(again, out, 4 * outer * inner, "reduce at another offset, with 2 threads");
+    r.accumulate = true;
+    k->reduce_f32((ReduceFn)fn, &r);
+    for (int64_t i = 0; i < outer * inner; i++) ck_assert(again[i] == out[i] + out[i]);
+    free(a), free(out), free(again), free(a64), free(want), free(out64);
+  }
+  threads_set(1);
+}
+END_TEST
+
+START_TEST(extrema_pass_nan_on_and_argmax_takes_the_first) {
+  FOR_LEVELS(k) for (int at = 0; at < 40; at++) {
+    float a[40], out;
+    for (int i = 0; i < 40; i++) a[i] = (float)(i % 7);
+    int64_t index;
+    k->argmax_f32(&index, a, 1, 40, 1);
+    ck_assert_int_eq(index, 6);
+    a[at] = NAN;
+    Reduce r = {1, 40, 1, a, &out, 0, false};
+    k->reduce_f32(REDUCE_max, &r);
+    ck_assert(isnan(out));
+    k->reduce_f32(REDUCE_min, &r);
+    ck_assert(isnan(out));
+    k->argmax_f32(&index, a, 1, 40, 1);
+    ck_assert_int_eq(index, at);
+  }
+}
+END_TEST
+
+START_TEST(logsumexp_of_infinities) {
+  FOR_LEVELS(k) for (int inner = 1; inner <= 2; inner++) {
+    float a[8] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY,
+                  -INFINITY, -INFINITY, -INFINITY, -INFINITY},
+          out[2];
+    Reduce r = {1, 8 / inner, inner, a, out, 0, false};
+    k->reduce_f32(REDUCE_logsumexp, &r);
+    ck_assert(out[0] == -INFINITY);
+    a[2] = INFINITY;
+    k->reduce_f32(REDUCE_logsumexp, &r);
+    ck_assert(out[0] == INFINITY);
+  }
+}
+END_TEST
+
+// ---- rows ---------------------------------------------------------------------------------------
+
+// Checks a backward kernel: dx against central differences of sum(dy * forward(x)).
+typedef void (*Forward)(const double *x, double *y, const void *context);
+static void differences(Forward forward, const void *context, const double *x, const double *dy,
+                        int64_t n_x, int64_t n_y, double *dx) {
+  double *moved = zeros(n_x * 8), *y1 = zeros(n_y * 8), *y2 = zeros(n_y * 8), h = 1e-5;
+  memcpy(moved, x, (size_t)n_x * 8);
+  for (int64_t i = 0; i < n_x; i++) {
+    moved[i] = x[i] + h;
+    forward(moved, y1, context);
+    moved[i] = x[i] - h;
+    forward(moved, y2, context);
+    moved[i] = x[i];
+    dx[i] = 0;
+    for (int64_t j = 0; j < n_y; j++) dx[i] += dy[j] * (y1[j] - y2[j]) / (2 * h);
+  }
+  free(moved), free(y1), free(y2);
+}
+
+enum { ROWS = 5, COLUMNS = 37 };
+
+static void softmax_want(const double *x, double *y, const void *is_log) {
+  for (int r = 0; r < ROWS; r++, x += COLUMNS, y += COLUMNS) {
+    double lse = reduce_want(REDUCE_logsumexp, x, COLUMNS, 1, 0);
+    for (int c = 0; c < COLUMNS; c++) y[c] = is_log ? x[c] - lse : exp(x[c] - lse);
+  }
+}
+
+START_TEST(softmax_and_log_softmax_forward_and_backward) {
+  enum { N = ROWS * COLUMNS };
+  float *x = random_f32(N), *dy = random_f32(N), y[N], dx[N];
+  double *x64 = widened(x, N), *dy64 = widened(dy, N), want[N], want_dx[N], got[N], got_dx[N];
+  FOR_LEVELS(k) for (int is_log = 0; is_log < 2; is_log++) {
+    softmax_want(x64, want, is_log ? "log" : NULL);
+    differences(softmax_want, is_log ? "log" : NULL, x64, dy64, N, N, want_dx);
+    Softmax s = {ROWS, COLUMNS, x, y, y, dy, dx, false},
+            s64 = {ROWS, COLUMNS, x64, got, got, dy64, got_dx, false};
+    (is_log ? k->log_softmax_f32 : k->softmax_f32)(&s);
+    (is_log ? k->log_softmax_bwd_f32 : k->softmax_bwd_f32)(&s);
+    (is_log ? k->log_softmax_f64 : k->softmax_f64)(&s64);
+    (is_log ? k->log_softmax_bwd_f64 : k->softmax_bwd_f64)(&s64);
+    assert_close(y, want, N, 1e-6, "softmax");
+    assert_close64(got, want, N, 1e-14, "softmax f64");
+    assert_close(dx, want_dx, N, 3e-6, "softmax backward");
+    assert_close64(got_dx, want_dx, N, 1e-8, "softmax backward f64");
+  }
+  free(x), free(dy), free(x64), free(dy64);
+}
+END_TEST
+
+typedef struct NormCase {
+  bool is_rms;
+  const double *gamma, *beta, *x;
+  int what; // of what the differences are taken: x, gamma, beta
+} NormCase;
+
+static void norm_want(const double *moved, double *y, const void *context) {
+  const NormCase *c = context;
+  const double *x = c->what == 0 ? moved : c->x, *gamma = c->what == 1 ? moved : c->gamma,
+               *beta = c->what == 2 ? moved : c->beta;
+  for (int r = 0; r < ROWS; r++, x += COLUMNS, y += COLUMNS) {
+    double mean = 0, var = 0;
+    for (int i = 0; i < COLUMNS && !c->is_rms; i++) mean += x[i] / COLUMNS;
+    for (int i = 0; i < COLUMNS; i++) var += (x[i] - mean) * (x[i] - mean) / COLUMNS;
+    for (int i = 0; i < COLUMNS; i++)
+      y[i] = (x[i] - mean) / sqrt(var + 1e-5) * gamma[i] + (beta ? beta[i] : 0);
+  }
+}
+
+START_TEST(norms_forward_and_backward) {
+  enum { N = ROWS * COLUMNS, C = COLUMNS };
+  float *x = random_f32(N), *dy = random_f32(N), *gamma = random_f32(C), *beta = random_f32(C);
+  double *x64 = widened(x, N), *dy64 = widened(dy, N), *gamma64 = widened(gamma, C),
+         *beta64 = widened(beta, C);
+  void *workspace = zeros((int64_t)norm_workspace(ROWS, C, 8));
+  FOR_LEVELS(k) for (int rms = 0; rms < 2; rms++) {
+    float y[N], dx[N], dgamma[C] = {0}, dbeta[C] = {0}, mean[ROWS], rstd[ROWS];
+    double want[N], want_dx[N], want_dgamma[C], want_dbeta[C], y64[N], dx64[N], dgamma64[C],
+        dbeta64[C], mean64[ROWS], rstd64[ROWS];
+    NormCase c = {rms, gamma64, rms ? NULL : beta64, x64, 0};
+    norm_want(x64, want, &c);
+    differences(norm_want, &c, x64, dy64, N, N, want_dx);
+    c.what = 1;
+    differences(norm_want, &c, gamma64, dy64, C, N, want_dgamma);
+    c.what = 2;
+    differences(norm_want, &c, beta64, dy64, C, N, want_dbeta);
+    Norm n = {ROWS,
+              C,
+              rms,
+              1e-5,
+              x,
+              gamma,
+              rms ? NULL : beta,
+              y,
+              rms ? NULL : mean,
+              rstd,
+              dy,
+              dx,
+              dgamma,
+              rms ? NULL : dbeta,
+              false,
+              true,
+              workspace};
+    Norm n64 = {ROWS,
+                C,
+                rms,
+                1e-5,
+                x64,
+                gamma64,
+                rms ? NULL : beta64,
+                y64,
+                rms ? NULL : mean64,
+                rstd64,
+                dy64,
+                dx64,
+                dgamma64,
+                rms ? NULL : dbeta64,
+                false,
+                false,
+                workspace};
+    k->norm_f32(&n), k->norm_bwd_f32(&n), k->norm_f64(&n64), k->norm_bwd_f64(&n64);
+    assert_close(y, want, N, 2e-6, "norm"), assert_close64(y64, want, N, 1e-13, "norm f64");
+    assert_close(dx, want_dx, N, 5e-6, "norm dx"),
+        assert_close64(dx64, want_dx, N, 1e-8, "norm dx f64");
+    assert_close(dgamma, want_dgamma, C, 5e-6, "dgamma"),
+        assert_close64(dgamma64, want_dgamma, C, 1e-8, "dgamma f64");
+    if (!rms)
+      assert_close(dbeta, want_dbeta, C, 5e-6, "dbeta"),
+          assert_close64(dbeta64, want_dbeta, C, 1e-8, "dbeta f64");
+  }
+  free(x), free(dy), free(gamma), free(beta), free(x64), free(dy64), free(gamma64), free(beta64),
+      free(workspace);
+}
+END_TEST
+
+static void cross_entropy_want(const double *x, double *loss, const void *context) {
+  const CrossEntropy *c = context;
+  for (int r = 0; r < ROWS; r++, x += COLUMNS) {
+    double lse = reduce_want(REDUCE_logsumexp, x, COLUMNS, 1, 0), flat = 0;
+    for (int i = 0; i < COLUMNS; i++) flat += (lse - x[i]) / COLUMNS;
+    loss[r] = c->targets[r] == c->ignore_index ? 0
+                                               : (1 - c->smoothing) * (lse - x[c->targets[r]]) +
+                                                     c->smoothing * flat + c->z_loss * lse * lse;
+  }
+}
+
+START_TEST(cross_entropy_forward_and_backward) {
+  enum { N = ROWS * COLUMNS };
+  float *x = random_f32(N), *seed = random_f32(ROWS), loss[ROWS], lse[ROWS], dx[N];
+  double *x64 = widened(x, N), *seed64 = widened(seed, ROWS), want[ROWS], want_dx[N], loss64[ROWS],
+         lse64[ROWS], dx64[N];
+  int64_t targets[ROWS] = {0, 36, -100, 17, 5};
+  FOR_LEVELS(k) for (int variant = 0; variant < 4; variant++) {
+    CrossEntropy c = {.rows = ROWS,
+                      .columns = COLUMNS,
+                      .logits = x,
+                      .targets = targets,
+                      .ignore_index = -100,
+                      .smoothing = variant & 1 ? 0.1 : 0,
+                      .z_loss = variant & 2 ? 0.01 : 0,
+                      .loss = loss,
+                      .lse = lse,
+                      .seed = seed,
+                      .dlogits = dx};
+    cross_entropy_want(x64, want, &c);
+    differences(cross_entropy_want, &c, x64, seed64, N, ROWS, want_dx);
+    k->cross_entropy_f32(&c), k->cross_entropy_bwd_f32(&c);
+    assert_close(loss, want, ROWS, 2e-6, "loss"), assert_close(dx, want_dx, N, 3e-6, "dlogits");
+    c.accumulate = true;
+    k->cross_entropy_bwd_f32(&c);
+    for (int i = 0; i < N; i++) want_dx[i] *= 2;
+    assert_close(dx, want_dx, N, 3e-6, "accumulated dlogits");
+    for (int i = 0; i < N; i++) want_dx[i] /= 2;
+    c.accumulate = false, c.logits = x64, c.loss = loss64, c.lse = lse64, c.seed = seed64,
+    c.dlogits = dx64;
+    k->cross_entropy_f64(&c), k->cross_entropy_bwd_f64(&c);
+    assert_close64(loss64, want, ROWS, 1e-13, "loss f64"),
+        assert_close64(dx64, want_dx, N, 1e-8, "dlogits f64");
+  }
+  free(x), free(seed), free(x64), free(seed64);
+}
+END_TEST
+
+// A row's bits: alone, at another offset, among others, with 1 and 2 threads.
+START_TEST(a_rows_bits_do_not_depend_on_the_other_rows) {
+  enum { R = 70, C = 531 };
+  float *x = random_f32(R * C + 8), *dy = random_f32(R * C + 8), *y = zeros(R * C * 4),
+        *dx = zeros(R * C * 4);
+  float *gamma = random_f32(C), *mean = zeros(R * 4), *rstd = zeros(R * 4),
+        *one = zeros(C * 4 + 64), *done = zeros(C * 4), m1, r1;
+  FOR_LEVELS(k) for (int threads = 1; threads <= 2; threads++) {
+    threads_set(threads);
+    Softmax s = {R, C, x, y, y, dy, dx, false};
+    k->softmax_f32(&s), k->softmax_bwd_f32(&s);
+    for (int r = 0; r < R; r += 23) {
+      Softmax alone = {1, C, x + r * C, one + r % 7, one + r % 7, dy + r * C, done, false};
+      k->softmax_f32(&alone), k->softmax_bwd_f32(&alone);
+      assert_same(one + r % 7, y + r * C, C * 4, "softmax row"),
+          assert_same(done, dx + r * C, C * 4, "softmax backward row");
+    }
+    Norm n = {.rows = R,
+              .columns = C,
+              .eps = 1e-5,
+              .x = x,
+              .gamma = gamma,
+              .y = y,
+              .mean = mean,
+              .rstd = rstd,
+              .dy = dy,
+              .dx = dx};
+    k->norm_f32(&n), k->norm_bwd_f32(&n);
+    for (int r = 0; r < R; r += 23) {
+      Norm alone = {.rows = 1,
+                    .columns = C,
+                    .eps = 1e-5,
+                    .x = x + r * C,
+                    .gamma = gamma,
+                    .y = one + r % 7,
+                    .mean = &m1,
+                    .rstd = &r1,
+                    .dy = dy + r * C,
+                    .dx = done};
+      k->norm_f32(&alone), k->norm_bwd_f32(&alone);
+      assert_same(one + r % 7, y + r * C, C * 4, "norm row"),
+          assert_same(done, dx + r * C, C * 4, "norm backward row");
+    }
+  }
+  threads_set(1);
+  free(x), free(dy), free(y), free(dx), free(gamma), free(mean), free(rstd), free(one), free(done);
+}
+END_TEST
+
+Suite *kernels_suite(void);
+Suite *kernels_suite(void) {
+  Suite *suite = suite_create("kernels");
+  TCase *tcase = tcase_create("kernels");
+  tcase_set_timeout(tcase, 120);
+  tcase_add_test(tcase, parallel_for_visits_each_item_once);
+  tcase_add_test(tcase, a_nested_parallel_for_runs_on_its_own_thread);
+  tcase_add_test(tcase, the_poll_hook_runs_between_blocks_and_not_too_often);
+  tcase_add_test(tcase, vector_functions_agree_with_libm_over_all_floats);
+  tcase_add_test(tcase, an_elements_bits_do_not_depend_on_its_place);
+  tcase_add_test(tcase, slopes_agree_with_finite_differences);
+  tcase_add_test(tcase, gemm_agrees_with_the_formula);
+  tcase_add_test(tcase, gemm_bits_depend_on_row_and_column_alone);
+  tcase_add_test(tcase, batched_gemm_and_bf16_inputs);
+  tcase_add_test(tcase, reductions_agree_with_the_formula_and_with_themselves);
+  tcase_add_test(tcase, extrema_pass_nan_on_and_argmax_takes_the_first);
+  tcase_add_test(tcase, logsumexp_of_infinities);
+  tcase_add_test(tcase, softmax_and_log_softmax_forward_and_backward);
+  tcase_add_test(tcase, norms_forward_and_backward);
+  tcase_add_test(tcase, cross_entropy_forward_and_backward);
+  tcase_add_test(tcase, a_rows_bits_do_not_depend_on_the_other_rows);
+  suite_add_tcase(suite, tcase);
+  return suite;
+}

@@ -135,6 +135,14 @@ static void draw_action(const Layout *layout, const SchedOut *out, Action action
   set_colour(layout, out, NULL);
 }
 
+// Idle columns, faint where there is colour.
+static void draw_idle(const Layout *layout, const SchedOut *out, int columns) {
+  bool has_colour = layout->terminal->colour != SCHED_COLOUR_NONE;
+  if (columns > 0 && has_colour) sched_print(out, "\x1b[2m");
+  for (int i = 0; i < columns; i++) sched_print(out, "%c", '.');
+  if (columns > 0 && has_colour) sched_print(out, "\x1b[0m");
+}
+
 // The part of a rank's line in columns [begin, end).
 static void draw_rank(const Layout *layout, const SchedOut *out, int rank, int begin, int end) {
   const SchedRow *row = &layout->sched->row[rank];
@@ -148,12 +156,13 @@ static void draw_rank(const Layout *layout, const SchedOut *out, int rank, int b
     if (half == 1) to = (from + to + 1) / 2;
     if (half == 2) from = (from + to + 1) / 2;
     if (to <= cursor || from >= end) continue;
-    for (; cursor < from; cursor++) sched_print(out, "%c", '.');
+    draw_idle(layout, out, from - cursor);
+    if (from > cursor) cursor = from;
     int stop = to < end ? to : end;
     draw_action(layout, out, row->action[i], from, to, cursor, stop);
     cursor = stop;
   }
-  for (; cursor < end; cursor++) sched_print(out, "%c", '.');
+  draw_idle(layout, out, end - cursor);
   sched_print(out, "\n");
 }
 

@@ -45,10 +45,14 @@ static void print_curve(const SchedOut *out, const SchedFrame *frame, int rank, 
   sched_print(out, "<text class=\"end\" x=\"%g\" y=\"%g\">rank %d</text>", frame->left - 10,
               y + CURVE / 2 + 4, rank);
   sched_print(out, "<path class=\"mem\" d=\"M%g %g", frame->left, base);
+  // Changes at the same time are one step of the curve.
   LiveWalk walk = {.frame = frame, .rank = rank};
-  while (next_change(&walk))
-    sched_print(out, "H%.2gV%.2g", frame->left + walk.time * frame->scale,
-                base - (double)walk.live * unit);
+  for (bool more = next_change(&walk); more;) {
+    LiveWalk step = walk;
+    while ((more = next_change(&walk)) && walk.time <= step.time) step.live = walk.live;
+    sched_print(out, "H%.2gV%.2g", frame->left + step.time * frame->scale,
+                base - (double)step.live * unit);
+  }
   sched_print(out, "H%.2gV%gZ\"/>\n", frame->right, base);
   double top = base - (double)peak * unit;
   sched_print(out, "<line class=\"peak\" x1=\"%g\" y1=\"%.2g\" x2=\"%.2g\" y2=\"%.2g\"/>",

@@ -15,12 +15,12 @@
 
 bool sched_next_edge(SchedEdgeWalk *walk) {
   const Sched *sched = walk->sched;
-  if (walk->next++ == 0) {
+  if (walk->next == 0) {
+    walk->next = 1;
     walk->has_grad = true;
     walk->other = walk->stage + (walk->is_into ? -1 : 1);
     if (walk->is_into ? !sched_is_first(sched, walk->stage) : !sched_is_last(sched, walk->stage))
       return true;
-    walk->next = 1;
   }
   for (int i = walk->next - 1; i < sched->edges; i++) {
     SchedEdge edge = sched->edge[i];

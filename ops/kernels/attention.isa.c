@@ -1,0 +1,53 @@
+// attention - softmax(scale q k' + mask) v, tile by tile, forward and backward.
+//
+// Forward, a task is (sample, head, SUPER queries): for each block of BK keys, K is packed once,
+// then for each NR queries (lanes of vectors)
+//
+//     s[key][query] = k q'      softmax runs down the keys: no sums across lanes
+//     o[query][D]  += p v       p[key][query] is already the packed form of the left operand
+//
+// Backward, a task is (sample, key head): for each block of BK keys, for each query head of the
+// group, for each BQ queries, s and dp are [query][key], so that p and ds are the packed left
+// operands of dv += p' do and dk += ds' q; ds is transposed for dq += ds k. With few tasks for the
+// threads, dq and (dk, dv) are made in two passes whose sums run in the same order, with the same
+// bits.
+//
+// Blocks start at multiples of BK keys, so the order of a sum is a function of the key's index.
+// What is skipped (tiles and ends of sums that are masked out) would have added exact zeros.
+#include "ops/kernels/kernels_isa.h"
+#include "ops/kernels/threads.h"
+#include "ops/kernels/tile.h"
+#include "ops/kernels/vmath.h"
+
+enum { SUPER = 256, BK = 128, BQ = 64, MAX_D = 256 };
+
+// The keys [begin, end) that queries [q0, q1) may see.
+typedef struct Keys {
+  int64_t begin, end;
+} Keys;
+
+static Keys keys_of(const Attention *a, int64_t q0, int64_t q1) {
+  int64_t shift = a->S - a->T;
+  Keys keys = {0, a->S};
+  if (a->causal && q1 + shift < keys.end) keys.end = q1 + shift;
+  if (a->window > 0) {
+    if (q0 + shift - a->window + 1 > 0) keys.begin = q0 + shift - a->window + 1;
+    if (!a->causal && q1 - 1 + shift + a->window < keys.end) keys.end = q1 - 1 + shift + a->window;
+  }
+  if (keys.end < 0) keys.end = 0;
+  if (keys.begin > keys.end) keys.begin = keys.end;
+  return keys;
+}
+
+// True if every query of [q0, q1) sees every key of [k0, k1).
+static bool sees_all(const Attention *a, int64_t q0, int64_t q1, int64_t k0, int64_t k1) {
+  int64_t shift = a->S - a->T;
+  if (a->causal && k1 - 1 > q0 + shift) return false;
+  if (a->window > 0 && k0 <= q1 - 1 + shift - a->window) return false;
+  return !(a->window > 0 && !a->causal && k1 - 1 >= q0 + shift + a->window);
+}
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+#define BODY "ops/kernels/attention.inc"
+#include "ops/kernels/each_real.h"

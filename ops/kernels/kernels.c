@@ -1,0 +1,71 @@
+// kernels - picks the table for this machine.
+#include "ops/kernels/kernels.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+extern const CpuKernels cpu_kernels_plain;
+#if defined __x86_64__
+extern const CpuKernels cpu_kernels_avx2, cpu_kernels_avx512;
+
+// The levels are x86-64-v3 and -v4, whose parts come together in every CPU that has the last of
+// them.
+static bool has_avx2(void) {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("bmi2");
+}
+static bool has_avx512(void) {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512cd");
+}
+#endif
+static bool always(void) { return true; }
+
+// From the best to the plainest.
+static const struct {
+  const CpuKernels *table;
+  bool (*runs_here)(void);
+} levels[] = {
+#if defined __x86_64__
+    {&cpu_kernels_avx512, has_avx512},
+    {&cpu_kernels_avx2, has_avx2},
+#endif
+    {&cpu_kernels_plain, always},
+};
+enum { N_LEVELS = sizeof levels / sizeof *levels };
+
+static const CpuKernels *chosen;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+const CpuKernels *cpu_kernels_of(const char *level) {
+  for (int i = 0; i < N_LEVELS; i++)
+    if (strcmp(levels[i].table->level, level) == 0)
+      return levels[i].runs_here() ? levels[i].table : NULL;
+  return NULL;
+}
+
+static void choose(void) {
+  const char *wanted = getenv("RILLE_CPU");
+  if (wanted && *wanted) {
+    chosen = cpu_kernels_of(wanted);
+    if (chosen) return;
+  }
+  for (int i = 0; !chosen; i++)
+    if (levels[i].runs_here()) chosen = levels[i].table;
+  if (wanted && *wanted)
+    fprintf(
+        stderr,
+        "rille: RILLE_CPU=%s is not one of avx512, avx2, plain or not supported here; using %s\n",
+        wanted, chosen->level);
+}
+
+const CpuKernels *cpu_kernels(void) {
+  pthread_once(&once, choose);
+  return chosen;
+}
+
+void gemm_f32(const Gemm *gemm) { cpu_kernels()->gemm_f32(gemm); }
+void gemm_f64(const Gemm *gemm) { cpu_kernels()->gemm_f64(gemm); }

@@ -1,0 +1,153 @@
+// vmath - elementary functions on vectors: polynomials for f32, libm lane by lane for f64.
+//
+// Polynomial coefficients are least-maximum fits of our own: weighted least squares on Chebyshev
+// nodes, reweighted (Lawson) until the relative error is level; degree chosen so that the fit's
+// error stays below 5e-9. Errors against libm in f64 are held by tests/test_kernels.c.
+#ifndef RILLE_OPS_KERNELS_VMATH_H
+#define RILLE_OPS_KERNELS_VMATH_H
+
+#include "ops/kernels/isa.h"
+
+// ---- f32 ------------------------------------------------------------------------------------
+// exp: x = n ln2 + r, |r| <= ln2/2; e^r by polynomial; 2^n by its bits, in two steps so that
+// results that overflow or are subnormal come out right.
+INLINE vec_f32 vexp_f32(vec_f32 x) {
+  const vec_f32 magic = set1_f32(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
+  x = max_f32(set1_f32(-104.0f), x);
+  x = min_f32(set1_f32(89.0f), x);
+  vec_f32 shifted = fma_f32(x, set1_f32(1.44269504f), magic);
+  vec_f32 n = shifted - magic;
+  vec_f32 r = fma_f32(n, set1_f32(-0.693145752f), x); // ln2, upper bits
+  r = fma_f32(n, set1_f32(-1.42860677e-6f), r);
+  vec_f32 p = set1_f32(0.00138145592f);
+  p = fma_f32(p, r, set1_f32(0.0083687352f));
+  p = fma_f32(p, r, set1_f32(0.0416683890f));
+  p = fma_f32(p, r, set1_f32(0.166665211f));
+  p = fma_f32(p, r, set1_f32(0.499999940f));
+  p = fma_f32(r * r, p, r) + set1_f32(1.0f);
+#if VECTOR_BYTES == 64
+  return _mm512_scalef_ps(p, n);
+#else
+  mask_f32 exponent = (mask_f32)shifted - (mask_f32)magic;
+  mask_f32 half = exponent >> 1;
+  return p * (vec_f32)((half + 127) << 23) * (vec_f32)((exponent - half + 127) << 23);
+#endif
+}
+
+// log: x = 2^e m, m in [sqrt(1/2), sqrt(2)); log(1+f) = f - f^2/2 + f^3 P(f).
+INLINE vec_f32 vlog_f32(vec_f32 x) {
+  mask_f32 is_small = x < set1_f32(1.17549435e-38f);
+  vec_f32 scaled = select_f32(is_small, x * set1_f32(8388608.0f), x);
+  mask_f32 bits = (mask_f32)scaled;
+  mask_f32 e = (bits - 0x3f3504f3) >> 23;
+  vec_f32 f = (vec_f32)(bits - (e << 23)) - set1_f32(1.0f);
+  vec_f32 exponent = __builtin_convertvector(e + (is_small & -23), vec_f32);
+  vec_f32 p = set1_f32(0.0674664006f);
+  p = fma_f32(p, f, set1_f32(-0.116756521f));
+  p = fma_f32(p, f, set1_f32(0.118881620f));
+  p = fma_f32(p, f, set1_f32(-0.124055892f));
+  p = fma_f32(p, f, set1_f32(0.142195523f));
+  p = fma_f32(p, f, set1_f32(-0.166679963f));
+  p = fma_f32(p, f, set1_f32(0.200021192f));
+  p = fma_f32(p, f, set1_f32(-0.250000089f));
+  p = fma_f32(p, f, set1_f32(0.333333135f));
+  vec_f32 square = f * f;
+  vec_f32 y = fma_f32(exponent, set1_f32(1.42860677e-6f), p * f * square);
+  y = fma_f32(square, set1_f32(-0.5f), y);
+  y = fma_f32(exponent, set1_f32(0.693145752f), f + y);
+  y = select_f32(x == set1_f32(0.0f), set1_f32(-INFINITY), y);
+  y = select_f32(x < set1_f32(0.0f), set1_f32(NAN), y);
+  return select_f32((mask_f32)(x < set1_f32(INFINITY)), y, x); // inf and NaN are their own
+}
+
+INLINE vec_f32 vsigmoid_f32(vec_f32 x) { return set1_f32(1.0f) / (set1_f32(1.0f) + vexp_f32(-x)); }
+
+// tanh: odd polynomial below 0.625, 1 - 2 / (e^2x + 1) above.
+INLINE vec_f32 vtanh_f32(vec_f32 x) {
+  vec_f32 a = abs_f32(x), s = x * x;
+  vec_f32 p = set1_f32(-0.00570498733f);
+  p = fma_f32(p, s, set1_f32(0.0206390880f));
+  p = fma_f32(p, s, set1_f32(-0.0537397154f));
+  p = fma_f32(p, s, set1_f32(0.133314416f));
+  p = fma_f32(p, s, set1_f32(-0.333332807f));
+  vec_f32 low = fma_f32(p * s, a, a);
+  vec_f32 high = set1_f32(1.0f) - set1_f32(2.0f) / (vexp_f32(a + a) + set1_f32(1.0f));
+  return copysign_f32(select_f32(a < set1_f32(0.625f), low, high), x);
+}
+
+// erf: odd polynomial below 1, 1 - e^-g(x) above, g = -log erfc by polynomial.
+INLINE vec_f32 verf_f32(vec_f32 x) {
+  vec_f32 a = min_f32(set1_f32(3.95f), abs_f32(x)), s = a * a;
+  vec_f32 p = set1_f32(7.85388256e-5f);
+  p = fma_f32(p, s, set1_f32(-0.000801020069f));
+  p = fma_f32(p, s, set1_f32(0.00518832868f));
+  p = fma_f32(p, s, set1_f32(-0.0268538129f));
+  p = fma_f32(p, s, set1_f32(0.112835854f));
+  p = fma_f32(p, s, set1_f32(-0.376126260f));
+  p = fma_f32(p, s, set1_f32(0.128379167f)) + set1_f32(1.0f); // 2/sqrt(pi), its 1 apart
+  vec_f32 g = set1_f32(2.16867575e-5f);
+  g = fma_f32(g, a, set1_f32(-0.000441335229f));
+  g = fma_f32(g, a, set1_f32(0.00420455588f));
+  g = fma_f32(g, a, set1_f32(-0.0252082404f));
+  g = fma_f32(g, a, set1_f32(0.108418547f));
+  g = fma_f32(g, a, set1_f32(0.633219898f));
+  g = fma_f32(g, a, set1_f32(1.12957835f));
+  g = fma_f32(g, a, set1_f32(-0.000188036836f));
+  vec_f32 high = set1_f32(1.0f) - vexp_f32(-g);
+  return copysign_f32(select_f32(a < set1_f32(1.0f), p * a, high), x);
+}
+
+// ---- f64: libm, lane by lane ------------------------------------------------------------------
+#define LANEWISE(name, call)                             \
+  INLINE vec_f64 name(vec_f64 x) {                       \
+    double lanes[LANES_f64];                             \
+    store_f64(lanes, x);                                 \
+    for (int i = 0; i < LANES_f64; i++) lanes[i] = call; \
+    return load_f64(lanes);                              \
+  }
+LANEWISE(vexp_f64, exp(lanes[i]))
+LANEWISE(vlog_f64, log(lanes[i]))
+LANEWISE(vtanh_f64, tanh(lanes[i]))
+LANEWISE(verf_f64, erf(lanes[i]))
+LANEWISE(vsigmoid_f64, 1 / (1 + exp(-lanes[i])))
+#undef LANEWISE
+
+// ---- both -------------------------------------------------------------------------------------
+#define HALF_SQRT2 0.70710678118654752440   // sqrt(1/2)
+#define INV_SQRT_2PI 0.39894228040143267794 // 1 / sqrt(2 pi)
+#define SQRT_2_OVER_PI 0.79788456080286535588
+#define GELU_CUBIC 0.044715 // of the tanh form (Hendrycks and Gimpel, arXiv:1606.08415 2)
+
+#define X(R, T, I)                                                                             \
+  INLINE vec_##R vrelu_##R(vec_##R x) {                                                        \
+    return select_##R(x > set1_##R(0), x, select_##R(x == x, set1_##R(0), x));                 \
+  }                                                                                            \
+  INLINE vec_##R vcdf_##R(vec_##R x) { /* of the standard normal distribution */               \
+    return fma_##R(verf_##R(x * set1_##R((T)HALF_SQRT2)), set1_##R((T)0.5), set1_##R((T)0.5)); \
+  }                                                                                            \
+  INLINE vec_##R vgelu_##R(vec_##R x) { return x * vcdf_##R(x); }                              \
+  INLINE vec_##R vgelu_slope_##R(vec_##R x) {                                                  \
+    vec_##R density = vexp_##R(x * x * set1_##R((T)-0.5)) * set1_##R((T)INV_SQRT_2PI);         \
+    return fma_##R(x, density, vcdf_##R(x));                                                   \
+  }                                                                                            \
+  /* 0.5 x (1 + tanh(u)) = x sigmoid(2u), u = sqrt(2/pi) (x + c x^3) */                        \
+  INLINE vec_##R vgelu_tanh_gate_##R(vec_##R x) {                                              \
+    const T outer = (T)(2 * SQRT_2_OVER_PI), cubic = (T)(2 * SQRT_2_OVER_PI * GELU_CUBIC);     \
+    return vsigmoid_##R(x * fma_##R(x * x, set1_##R(cubic), set1_##R(outer)));                 \
+  }                                                                                            \
+  INLINE vec_##R vgelu_tanh_##R(vec_##R x) { return x * vgelu_tanh_gate_##R(x); }              \
+  INLINE vec_##R vgelu_tanh_slope_##R(vec_##R x) {                                             \
+    const T outer = (T)(2 * SQRT_2_OVER_PI), cubic = (T)(6 * SQRT_2_OVER_PI * GELU_CUBIC);     \
+    vec_##R gate = vgelu_tanh_gate_##R(x);                                                     \
+    vec_##R inner = x * fma_##R(x * x, set1_##R(cubic), set1_##R(outer));                      \
+    return fma_##R(inner * gate, set1_##R(1) - gate, gate);                                    \
+  }                                                                                            \
+  INLINE vec_##R vsilu_##R(vec_##R x) { return x * vsigmoid_##R(x); }                          \
+  INLINE vec_##R vsilu_slope_##R(vec_##R x) {                                                  \
+    vec_##R gate = vsigmoid_##R(x);                                                            \
+    return fma_##R(x * gate, set1_##R(1) - gate, gate);                                        \
+  }
+FOR_REALS(X)
+#undef X
+
+#endif

@@ -189,6 +189,10 @@ static bool matrix_like(const Tensor *t) {
          (down == 1 && (along >= rows || columns == 1));
 }
 
+static bool dense_rows(const Tensor *t) {
+  return t->ndim == 0 || t->stride[t->ndim - 1] == 1 || t->shape[t->ndim - 1] == 1;
+}
+
 static Status make_dense(Ctx *ctx, Inputs *inputs, bool (*dense)(const Tensor *)) {
   OpArgs args = {.n_list = -1};
   for (int j = 0; j < inputs->n; j++)
@@ -201,6 +205,7 @@ static Status prepare(Ctx *ctx, const Op *op, Inputs *inputs, Device **device) {
   TRY(check_inputs(ctx, op, inputs->in, inputs->n, device));
   if (op->flags & OP_PROMOTE) TRY(promote(ctx, inputs));
   if (op->flags & OP_CONTIGUOUS) TRY(make_dense(ctx, inputs, tensor_contiguous));
+  if (op->flags & OP_DENSE_ROWS) TRY(make_dense(ctx, inputs, dense_rows));
   if (op->flags & OP_MATRIX) TRY(make_dense(ctx, inputs, matrix_like));
   return ST_OK;
 }

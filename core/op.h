@@ -47,6 +47,7 @@ enum {
   OP_HIDDEN = 16,      // not offered to scripts
   OP_VARIADIC = 32,    // any number of inputs
   OP_ELEMENTWISE = 64, // element-wise: an in-place form exists (name_)
+  OP_DENSE_ROWS = 256, // the last stride must be 1 (else copied)
   OP_MATRIX = 128,     // of the last two strides one must be 1 (else copied)
 };
 

@@ -138,3 +138,29 @@ void expr_give_op(Expr *e, GradCall *call, int j, OpId id, const OpArgs *args, T
   e->status = op_apply_into(e->ctx, op_row(id), in, n_in, args, &target,
                             (unsigned)(call->accumulate >> j & 1));
 }
+
+Status grad_by_op(GradCall *call, OpId bwd, const OpArgs *args, Tensor **in, int n_in, int n) {
+  Tensor *out[OP_MAX_OUT] = {NULL};
+  bool made[OP_MAX_OUT] = {false};
+  unsigned accumulate = 0;
+  Status status = ST_OK;
+  Device *device = in[0]->storage->device;
+  for (int j = 0; j < n; j++) {
+    if (j >= call->n_in || !grad_wants(call, j)) continue;
+    out[j] = call->din[j];
+    if (out[j]) {
+      accumulate |= (unsigned)(call->accumulate >> j & 1) << j;
+      continue;
+    }
+    TRY_TO(failed, tensor_new(call->ctx, device, &call->in_spec[j], MEM_ACTIVATIONS, &out[j]));
+    made[j] = true;
+  }
+  TRY_TO(failed, op_apply_into(call->ctx, op_row(bwd), in, n_in, args, out, accumulate));
+  for (int j = 0; j < n; j++)
+    if (made[j]) call->din[j] = out[j];
+  return ST_OK;
+failed:
+  for (int j = 0; j < n; j++)
+    if (made[j]) tensor_release(call->ctx, out[j]);
+  return status;
+}

@@ -54,6 +54,10 @@ void expr_give(Expr *e, GradCall *call, int j, Tensor *t);
 void expr_give_op(Expr *e, GradCall *call, int j, OpId id, const OpArgs *args, Tensor **in,
                   int n_in);
 
+// For a backward op with one output for each of the first n inputs: runs it into din[j] where the
+// tape gave one, into new tensors where it did not, and without those unwanted (out[j] is NULL).
+Status grad_by_op(GradCall *call, OpId bwd, const OpArgs *args, Tensor **in, int n_in, int n);
+
 #ifdef __cplusplus
 }
 #endif

@@ -63,7 +63,8 @@ PLUGIN_SRC := $(wildcard parallel/comm_mpi.c)
 LIB_SRC := $(filter-out $(ISA_SRC) $(PLUGIN_SRC) ops/kernels/gemm_%.c,\
   $(wildcard core/*.c ops/*.c ops/kernels/*.c parallel/*.c)) $(wildcard ops/kernels/gemm_$(BLAS).c)
 HEADERS := $(wildcard core/*.h ops/*.h parallel/*.h core/*.def ops/*.def parallel/*.def)
-BIND_SRC := $(filter-out lua/main.c,$(wildcard lua/*.c))
+MAIN_SRC := $(wildcard lua/main.c lua/runner.c lua/repl.c)
+BIND_SRC := $(filter-out $(MAIN_SRC),$(wildcard lua/*.c))
 LUA_LIBRARY := $(wildcard lua/rille/*.lua lua/rille/*/*.lua)
 TEST_SRC := $(wildcard tests/main.c tests/files.c tests/test_*.c)
 FUZZ_SRC := $(wildcard tests/fuzz_*.c)
@@ -71,6 +72,7 @@ SUITES := $(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c))
 
 LIB_OBJ := $(LIB_SRC:%.c=$O/%.o) $(foreach isa,$(ISAS),$(ISA_SRC:%.isa.c=$O/%.$(isa).o))
 BIND_OBJ := $(BIND_SRC:%.c=$O/%.o) $(if $(BIND_SRC),$O/lua_library.o)
+MAIN_OBJ := $(MAIN_SRC:%.c=$O/%.o)
 TEST_OBJ := $(TEST_SRC:%.c=$O/%.o)
 
 LIB := $(if $(LIB_SRC),$B/librille.so)
@@ -83,7 +85,7 @@ TESTS := $(if $(TEST_SRC),$B/tests)
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
-OBJECTS := $(LIB_OBJ) $(BIND_OBJ) $(patsubst %.c,$O/%.o,$(wildcard lua/main.c)) $(TEST_OBJ) \
+OBJECTS := $(LIB_OBJ) $(BIND_OBJ) $(MAIN_OBJ) $(TEST_OBJ) \
   $(FUZZ_SRC:%.c=$O/%.o)
 
 all: $(LIB) $(PROGRAM) $(TESTS)
@@ -136,8 +138,8 @@ $B/gen/suites.h: $B/files
 $B/librille.so: $(LIB_OBJ) $B/gen/exports.map $B/links
 	$(call link,-shared -Wl$(,)-soname$(,)librille.so -Wl$(,)--version-script=$B/gen/exports.map \
 	  $(LIB_OBJ) $(BLAS_LIBS) -lm -ldl -lpthread)
-$B/rille: $O/lua/main.o $(BIND_OBJ) $B/librille.so $B/links
-	$(call link,-Wl$(,)-E $(RPATH) $O/lua/main.o $(BIND_OBJ) -L$B -lrille $(LUA_LIBS) \
+$B/rille: $(MAIN_OBJ) $(BIND_OBJ) $B/librille.so $B/links
+	$(call link,-Wl$(,)-E $(RPATH) $(MAIN_OBJ) $(BIND_OBJ) -L$B -lrille $(LUA_LIBS) \
 	  $(EDIT_LIBS) -lm -ldl)
 $B/rille.so: $(BIND_OBJ) $B/librille.so $B/links
 	$(call link,-shared $(RPATH) $(BIND_OBJ) -L$B -lrille -lm)

@@ -1,0 +1,149 @@
+// binding - what the files of the binding layer share: the state behind one lua_State, and how
+// tensors, errors and options cross between C and Lua.
+//
+// Every C function that scripts can call is a closure whose first upvalue is the Rille as a light
+// userdata (binding_of). A tensor is a full userdata that holds one Tensor *, released by its __gc.
+//
+// Invariants:
+//  1. Only this layer raises a Lua error, and only where the C stack below owns nothing.
+//  2. A tensor is pushed (and so owned by Lua) at once after it was made; what an error leaves
+//     behind is collected.
+//  3. C code that calls back into Lua keeps its clean-up in a Guard, closed by Lua also on errors.
+#ifndef RILLE_LUA_BINDING_H
+#define RILLE_LUA_BINDING_H
+
+#include "core/context.h"
+#include "core/op.h"
+#include "core/status.h"
+#include "core/tensor.h"
+
+#include <lauxlib.h>
+#include <lua.h>
+#include <stdbool.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct OpBinding;
+struct Checkpoint;
+
+typedef struct Rille {
+  Ctx *ctx;
+  lua_State *L;              // the coroutine that entered last: garbage collection, script lines
+  const void *tensor_meta;   // the metatable of tensors, as lua_topointer gives it
+  int tensor_meta_ref;       // and in the registry
+  int script_error_ref;      // the error value of a callback that failed (ST_ESCRIPT)
+  struct OpBinding *ops;     // OP_COUNT rows
+  const char *last_source;   // interned; of the line that was asked for last
+  uint64_t n_calls;          // grows with every op call: how many nodes a checkpoint may need
+  struct Checkpoint *region; // the checkpointed region whose first forward runs
+  int rank, world;           // as the launcher says; 0 and 1 without one
+} Rille;
+
+// The state behind a C function's first upvalue.
+static inline Rille *binding_of(lua_State *L) {
+  Rille *r = (Rille *)lua_touserdata(L, lua_upvalueindex(1));
+  r->L = L;
+  return r;
+}
+
+// require "rille": in the program through package.preload, in a stock lua5.4 through rille.so.
+int luaopen_rille(lua_State *L);
+
+// Sets the functions of `list` in the table on top, each with the state as its upvalue.
+void binding_register(lua_State *L, Rille *r, const luaL_Reg *list);
+// The same, one closure pushed.
+void binding_push(lua_State *L, Rille *r, lua_CFunction fn);
+
+// Each part adds its functions. `rille` is on top; methods of tensors are at `methods`.
+void ops_bind(lua_State *L, Rille *r, int rille, int methods);
+void tensor_bind(lua_State *L, Rille *r, int rille, int methods);
+void index_bind(lua_State *L, Rille *r, int methods);
+void make_bind(lua_State *L, Rille *r, int rille, int methods);
+
+// ---- error.c
+
+// Raises the recorded failure: what, operands, module and script line, hint. `in` may be NULL.
+// Never returns.
+int raise_status(lua_State *L, Rille *r, Status status, Tensor **in, int n_in);
+// Raises a failure of the binding itself: fail(), then raise_status.
+int raise_value(lua_State *L, Rille *r, const char *format, ...) PRINTF_LIKE(3, 4);
+// Raises unless ST_OK.
+static inline void check_status(lua_State *L, Rille *r, Status status) {
+  if (status != ST_OK) raise_status(L, r, status, NULL, 0);
+}
+// Pops an error value that a callback left and records it: raise_status raises it unchanged.
+Status fail_script(lua_State *L, Rille *r);
+
+// The line of the user's script that runs now (the first level outside the embedded library).
+Where script_line(void *rille);
+
+// True if a chunk's source is the embedded library's.
+bool is_library(const char *source);
+
+// The nearest of n names to `word`; NULL if none is near.
+const char *nearest_name(const char *word, const char *const *names, int n);
+
+// ---- value.c
+
+// The tensor at a stack index, or NULL.
+static inline Tensor *tensor_at(lua_State *L, const Rille *r, int index) {
+  if (!lua_getmetatable(L, index)) return NULL;
+  const void *meta = lua_topointer(L, -1);
+  lua_pop(L, 1);
+  return meta == r->tensor_meta ? *(Tensor **)lua_touserdata(L, index) : NULL;
+}
+// The same, raising an error that names the function and the argument.
+Tensor *tensor_check(lua_State *L, Rille *r, int index, const char *what);
+
+// Pushes a tensor; Lua owns it from here on. A fresh one is adopted by the open scope.
+void push_tensor(lua_State *L, Rille *r, Tensor *owned);
+// The same for a tensor that is not to be adopted (a parameter, a kept one).
+void push_owned(lua_State *L, Rille *r, Tensor *owned);
+// Pushes *result, or raises.
+int push_result(lua_State *L, Rille *r, Status status, Tensor **result);
+
+DType dtype_check(lua_State *L, Rille *r, int index);
+int64_t integer_check(lua_State *L, Rille *r, int index, const char *what);
+
+// A shape from a table or from consecutive numbers at index; *next is the index after it.
+int shape_check(lua_State *L, Rille *r, int index, int64_t *shape, int *next);
+
+// Options of a maker, from a table at `index` (absent: the defaults).
+typedef struct MakeOptions {
+  DType dtype;
+  bool has_dtype;
+  Device *device;
+  bool requires_grad;
+} MakeOptions;
+void make_options(lua_State *L, Rille *r, int index, const char *fn, MakeOptions *out);
+
+// A number at `index` as a 0-d tensor that goes with `like` (NULL: f32); pushed.
+Tensor *push_scalar(lua_State *L, Rille *r, int index, const Tensor *like);
+
+// ---- ops_bind.c
+
+// Runs a row with the arguments on the stack from 1 on; pushes its outputs and returns their
+// number.
+int op_call(lua_State *L, Rille *r, const struct OpBinding *binding, bool in_place);
+// Applies a row by name to tensors; the result is pushed and also returned.
+Tensor *op_push(lua_State *L, Rille *r, const char *name, Tensor **in, int n_in,
+                const OpArgs *args);
+
+// ---- show.c
+int tensor_tostring(lua_State *L);
+int tensor_tolist(lua_State *L);
+// Pushes element `at` (in elements from the storage's start) as a Lua value.
+void push_element(lua_State *L, const Tensor *t, int64_t at);
+
+// ---- assign.c
+
+// target[...] = source, with broadcasting and conversion, for any strides. Errors: ESHAPE, ESTATE.
+Status tensor_assign(Ctx *ctx, Tensor *target, Tensor *source);
+Status tensor_assign_number(Ctx *ctx, Tensor *target, double value);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

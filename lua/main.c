@@ -1,0 +1,147 @@
+// main - the program `rille`: scripts, one-liners, the prompt, and small tools.
+#include "lua/runner.h"
+
+#include "core/memory.h"
+
+#include <lualib.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+// X(name, default, meaning): every environment variable that Rille reads.
+#define ENVIRONMENT_LIST(X)                                                                     \
+  X("RILLE_CPU", "the best there is", "CPU kernels: plain, avx2 or avx512")                     \
+  X("OMP_NUM_THREADS", "all cores", "threads of the CPU kernels")                               \
+  X("RILLE_FAULT_WRITE", "", "[part of a path:]n: the n-th system call of a file writer fails") \
+  X("XDG_STATE_HOME", "~/.local/state", "where the prompt keeps its history (rille/history)")   \
+  X("NO_COLOR", "", "set: no colours on the terminal")
+
+static const char usage[] =
+    "rille                           a prompt; Ctrl-D leaves it\n"
+    "rille script.lua [argument...]  run a script (its own --help lists its options)\n"
+    "rille -e CODE [argument...]     run CODE and print what it returns\n"
+    "rille -i [script.lua]           run the script, then the prompt\n"
+    "rille info                      devices, libraries, versions\n"
+    "rille schedule NAME ...         draw, check and simulate a pipeline schedule\n"
+    "rille --version, rille --help\n"
+    "\n"
+    "Exit codes: 0 ok, 1 error, 2 wrong usage, 3 non-finite loss, 75 stopped with a checkpoint.\n"
+    "\n"
+    "Environment:\n";
+
+static int help(void) {
+  fputs(usage, stdout);
+#define X(name, fallback, meaning)                                             \
+  printf("  %-18s %s%s%s%s\n", name, meaning, *fallback ? " (" : "", fallback, \
+         *fallback ? ")" : "");
+  ENVIRONMENT_LIST(X)
+#undef X
+  return 0;
+}
+
+static int usage_error(const char *words, const char *what) {
+  fprintf(stderr, "rille: %s%s\nrille --help lists what there is\n", words, what);
+  return EXIT_USAGE;
+}
+
+// The global table `arg`: the script at 0, its arguments from 1 on, the program below 0.
+static void set_arg(lua_State *L, int argc, char **argv, int script) {
+  lua_createtable(L, argc - script, script + 1);
+  for (int i = 0; i < argc; i++) {
+    lua_pushstring(L, argv[i]);
+    lua_rawseti(L, -2, i - script);
+  }
+  lua_setglobal(L, "arg");
+}
+
+// require also looks beside the script.
+static void add_script_folder(lua_State *L, const char *script) {
+  const char *slash = strrchr(script, '/');
+  if (!slash) return;
+  lua_getglobal(L, "package");
+  lua_getfield(L, -1, "path");
+  lua_pushlstring(L, script, (size_t)(slash - script));
+  lua_pushfstring(L, "%s;%s/?.lua", lua_tostring(L, -2), lua_tostring(L, -1));
+  lua_setfield(L, -4, "path");
+  lua_pop(L, 3);
+}
+
+static int report(lua_State *L) {
+  runner_report(L);
+  return EXIT_ERROR;
+}
+
+static int run_script(lua_State *L, int argc, char **argv, int script) {
+  set_arg(L, argc, argv, script);
+  add_script_folder(L, argv[script]);
+  if (access(argv[script], R_OK) != 0) {
+    lua_pushfstring(L, "there is no script %s", argv[script]);
+    runner_report(L);
+    return EXIT_USAGE;
+  }
+  runner_strict(L);
+  if (luaL_loadfile(L, argv[script]) != LUA_OK) return report(L);
+  int n = argc - script - 1;
+  luaL_checkstack(L, n, "too many arguments");
+  for (int i = 1; i <= n; i++) lua_pushstring(L, argv[script + i]);
+  return runner_call(L, n, 0) == LUA_OK ? 0 : report(L);
+}
+
+static int run_code(lua_State *L, int argc, char **argv, int code) {
+  set_arg(L, argc, argv, code);
+  lua_getglobal(L, "require");
+  lua_pushstring(L, "rille");
+  lua_call(L, 1, 1);
+  lua_setglobal(L, "rille");
+  runner_strict(L);
+  if (luaL_loadbuffer(L, argv[code], strlen(argv[code]), "=-e") != LUA_OK) return report(L);
+  int at = lua_gettop(L);
+  if (runner_call(L, 0, LUA_MULTRET) != LUA_OK) return report(L);
+  int n = lua_gettop(L) - at + 1;
+  if (n == 0) return 0;
+  lua_getglobal(L, "print");
+  lua_insert(L, at);
+  return runner_call(L, n, 0) == LUA_OK ? 0 : report(L);
+}
+
+static int info(lua_State *L) {
+  const Rille *r = runner_rille(L);
+  char memory[32];
+  printf("rille %s, %s\n", RILLE_VERSION, LUA_RELEASE);
+  printf("devices   cpu (%ld cores online), meta\n", sysconf(_SC_NPROCESSORS_ONLN));
+  printf("memory    limit %s\n", format_bytes(memory, sizeof memory, pool_limit(r->ctx->pool)));
+  printf("ranks     rank %d of %d%s\n", r->rank, r->world,
+         r->world > 1 ? "" : " (no launcher found)");
+  return 0;
+}
+
+static int dispatch(lua_State *L, int argc, char **argv) {
+  if (argc < 2) return repl_run(L);
+  const char *word = argv[1];
+  if (strcmp(word, "info") == 0) return info(L);
+  if (strcmp(word, "-e") == 0)
+    return argc < 3 ? usage_error("-e wants code", "") : run_code(L, argc, argv, 2);
+  if (strcmp(word, "-i") == 0) {
+    int code = argc > 2 ? run_script(L, argc, argv, 2) : 0;
+    return code ? code : repl_run(L);
+  }
+  if (word[0] == '-') return usage_error("there is no option ", word);
+  return run_script(L, argc, argv, 1);
+}
+
+int main(int argc, char **argv) {
+  if (argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) return help();
+  if (argc > 1 && (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-v") == 0)) {
+    printf("rille %s\n", RILLE_VERSION);
+    return 0;
+  }
+  lua_State *L = runner_new(argv[0]);
+  if (!L) {
+    fprintf(stderr, "rille: not enough memory to start\n");
+    return EXIT_ERROR;
+  }
+  int code = dispatch(L, argc, argv);
+  lua_close(L);
+  return code;
+}

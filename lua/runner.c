@@ -1,0 +1,163 @@
+// runner - scripts: search paths, strict globals, error messages with the script's frames.
+#include "lua/runner.h"
+
+#include "core/status.h"
+
+#include <lualib.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { MAX_GLOBALS = 128, MAX_FRAMES = 12 };
+
+Rille *runner_rille(lua_State *L) {
+  lua_getfield(L, LUA_REGISTRYINDEX, "rille.state");
+  Rille *r = lua_touserdata(L, -1);
+  lua_pop(L, 1);
+  return r;
+}
+
+// models/ and scripts/ lie beside an installed program, or at the root of the build tree.
+static void add_paths(lua_State *L, const char *program) {
+  char folder[1024], path[1024];
+  ssize_t n = readlink("/proc/self/exe", folder, sizeof folder - 1);
+  snprintf(path, sizeof path, "%s", program);
+  if (n > 0) {
+    folder[n] = 0;
+    snprintf(path, sizeof path, "%s", folder);
+  }
+  char *slash = strrchr(path, '/');
+  if (!slash) return;
+  *slash = 0;
+  lua_getglobal(L, "package");
+  lua_getfield(L, -1, "path");
+  lua_pushfstring(L, "%s;%s/../share/rille/?.lua;%s/../../?.lua", lua_tostring(L, -1), path, path);
+  lua_setfield(L, -3, "path");
+  lua_pop(L, 2);
+}
+
+// print of every rank but the first says nothing.
+static int print_nothing(lua_State *L) {
+  (void)L;
+  return 0;
+}
+
+lua_State *runner_new(const char *program) {
+  lua_State *L = luaL_newstate();
+  if (!L) return NULL;
+  luaL_openlibs(L);
+  add_paths(L, program);
+  luaL_requiref(L, "rille", luaopen_rille, 0);
+  lua_pop(L, 1);
+  if (runner_rille(L)->rank > 0) {
+    lua_pushcfunction(L, print_nothing);
+    lua_setglobal(L, "print");
+  }
+  return L;
+}
+
+// ---- strict globals
+
+static const char *nearest_global(lua_State *L, const char *word) {
+  const char *names[MAX_GLOBALS];
+  int n = 0;
+  lua_pushglobaltable(L);
+  lua_pushnil(L);
+  while (lua_next(L, -2)) {
+    lua_pop(L, 1);
+    if (lua_type(L, -1) == LUA_TSTRING && n < MAX_GLOBALS) names[n++] = lua_tostring(L, -1);
+  }
+  lua_pop(L, 1);
+  return nearest_name(word, names, n);
+}
+
+static int undeclared(lua_State *L, bool written) {
+  Rille *r = binding_of(L);
+  const char *name = lua_type(L, 2) == LUA_TSTRING ? lua_tostring(L, 2) : luaL_typename(L, 2);
+  const char *near = nearest_global(L, name);
+  Status status = fail(ST_EVALUE, "there is no global \"%s\"", name);
+  if (near)
+    fail_hint(status, "did you mean \"%s\"? A new variable needs `local`", near);
+  else if (written)
+    fail_hint(status, "write `local %s` (or rawset(_G, \"%s\", ...) for a real global)", name,
+              name);
+  else
+    fail_hint(status, "a variable needs `local` before its first use, a module needs require");
+  return raise_status(L, r, status, NULL, 0);
+}
+
+static int read_undeclared(lua_State *L) { return undeclared(L, false); }
+static int write_undeclared(lua_State *L) { return undeclared(L, true); }
+
+void runner_strict(lua_State *L) {
+  Rille *r = runner_rille(L);
+  lua_pushglobaltable(L);
+  lua_createtable(L, 0, 2);
+  binding_push(L, r, read_undeclared), lua_setfield(L, -2, "__index");
+  binding_push(L, r, write_undeclared), lua_setfield(L, -2, "__newindex");
+  lua_setmetatable(L, -2);
+  lua_pop(L, 1);
+}
+
+// ---- errors
+
+// Adds the frames of scripts, if there is more than the line that the message names.
+static void add_frames(lua_State *L, lua_State *of, int level) {
+  lua_Debug ar;
+  luaL_Buffer out;
+  int n = 0, total = 0;
+  for (int k = level; lua_getstack(of, k, &ar); k++) {
+    lua_getinfo(of, "S", &ar);
+    if (ar.what[0] != 'C' && !is_library(ar.source)) total++;
+  }
+  luaL_buffinit(L, &out);
+  for (int k = level; total > 1 && lua_getstack(of, k, &ar); k++) {
+    lua_getinfo(of, "Sln", &ar);
+    if (ar.what[0] == 'C' || is_library(ar.source)) continue;
+    char line[256];
+    if (n++ == MAX_FRAMES) {
+      snprintf(line, sizeof line, "\n      ... %d more", total - MAX_FRAMES);
+      luaL_addstring(&out, line);
+      break;
+    }
+    snprintf(line, sizeof line, "\n    %s %s:%d%s%s", n == 1 ? "at" : "  ", ar.short_src,
+             ar.currentline, ar.name ? " in " : "", ar.name ? ar.name : "");
+    luaL_addstring(&out, line);
+  }
+  luaL_pushresult(&out);
+}
+
+static int with_frames(lua_State *L) {
+  const char *words = lua_tostring(L, 1);
+  if (!words) {
+    if (luaL_callmeta(L, 1, "__tostring")) return 1;
+    lua_pushfstring(L, "an error of type %s", luaL_typename(L, 1));
+    words = lua_tostring(L, -1);
+  }
+  lua_pushstring(L, words);
+  add_frames(L, L, 1);
+  lua_concat(L, 2);
+  return 1;
+}
+
+int runner_call(lua_State *L, int n_args, int n_results) {
+  int at = lua_gettop(L) - n_args;
+  lua_pushcfunction(L, with_frames);
+  lua_insert(L, at);
+  int status = lua_pcall(L, n_args, n_results, at);
+  lua_remove(L, at);
+  Rille *r = runner_rille(L);
+  r->L = L;
+  if (status != LUA_OK) r->ctx->module = "";
+  return status;
+}
+
+void runner_report(lua_State *L) {
+  const Rille *r = runner_rille(L);
+  const char *words = lua_tostring(L, -1);
+  fflush(stdout);
+  if (r->world > 1) fprintf(stderr, "[rank %d] ", r->rank);
+  fprintf(stderr, "rille: %s\n", words ? words : "an error without words");
+  lua_pop(L, 1);
+}

@@ -1,0 +1,35 @@
+// runner - what the program `rille` does around a script: loading, strict globals, messages.
+#ifndef RILLE_LUA_RUNNER_H
+#define RILLE_LUA_RUNNER_H
+
+#include "lua/binding.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { EXIT_ERROR = 1, EXIT_USAGE = 2, EXIT_NONFINITE = 3, EXIT_STOPPED = 75 };
+
+// A Lua state with the standard library, rille and its search paths. NULL: out of memory.
+lua_State *runner_new(const char *program);
+
+// The state of the binding, once rille has been required.
+Rille *runner_rille(lua_State *L);
+
+// From here on, reading or writing a global that does not exist is an error.
+void runner_strict(lua_State *L);
+
+// Calls the function below its n_args arguments; results stay. On failure the message, with the
+// script's frames, is on top. Returns a Lua status.
+int runner_call(lua_State *L, int n_args, int n_results);
+
+// Writes the message on top to stderr and pops it.
+void runner_report(lua_State *L);
+
+// The prompt. Returns the exit code. Lines come from a terminal, or plainly from a pipe.
+int repl_run(lua_State *L);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

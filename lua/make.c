@@ -181,7 +181,7 @@ static int make_ones(lua_State *L) { return shaped(L, "ones", 1); }
 static int make_full(lua_State *L) {
   Rille *r = binding_of(L);
   int64_t shape[MAX_DIMS];
-  int next, ndim = lua_istable(L, 1) ? shape_check(L, r, 1, shape, &next) : -1;
+  int next = 0, ndim = lua_istable(L, 1) ? shape_check(L, r, 1, shape, &next) : -1;
   if (ndim < 0 || lua_type(L, next) != LUA_TNUMBER)
     raise_value(L, r, "full: a shape and a value are wanted\nas in rille.full({2, 3}, 0.5)");
   MakeOptions options;

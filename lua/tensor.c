@@ -208,7 +208,7 @@ static int tensor_grad(lua_State *L) {
   Rille *r = binding_of(L);
   Tensor *t = self(L, r), *grad = t->grad, *out;
   if (t->param) check_status(L, r, param_grad(r->ctx, t->param, &grad));
-  if (!grad) return 0;
+  if (!grad) return lua_pushnil(L), 1;
   check_status(L, r, tensor_detach(r->ctx, grad, &out));
   push_owned(L, r, out);
   return 1;

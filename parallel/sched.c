@@ -105,8 +105,7 @@ Status sched_new(SchedArena *arena, Sched **out, const char *name, int ranks, in
                  SchedPlacement placement, const int *holder) {
   TRY(check_sizes(arena, ranks, chunks, mbs));
   Sched *sched = sched_alloc(arena, 1, sizeof *sched);
-  size_t length = 0;
-  while (name[length]) length++;
+  size_t length = (size_t)sched_length(name);
   char *own_name = sched_alloc(arena, length + 1, 1);
   if (!sched || !own_name) return ST_ENOMEM;
   memcpy(own_name, name, length);

@@ -118,8 +118,7 @@ static void draw_action(const Layout *layout, const SchedOut *out, Action action
     sched_format(label, sizeof label, "%d%s%d", action.stage, action_text(action.kind), action.mb);
   else
     sched_format(label, sizeof label, "%s%d", action_text(action.kind), action.mb);
-  int length = 0;
-  while (label[length]) length++;
+  int length = sched_length(label);
   if (length > to - from && to > from) { // the kind alone is better than half a number
     length = 1;
     label[0] = has_colour ? ' ' : action_text(action.kind)[0];
@@ -184,9 +183,9 @@ static void draw_axis(const Layout *layout, const SchedOut *out, int begin, int 
   sched_print(out, "%*s", layout->label, "");
   for (int k = (int)(begin / layout->scale / step); k * step <= time; k++) {
     char label[32];
-    int at = column(layout, k * step), length = 0;
+    int at = column(layout, k * step);
     sched_format(label, sizeof label, "|%g", k * step);
-    while (label[length]) length++;
+    int length = sched_length(label);
     if (at < cursor) continue;
     if (at + length > end) break;
     sched_print(out, "%*s%s", at - cursor, "", label);
@@ -203,7 +202,8 @@ static void draw_legend(const Layout *layout, const SchedOut *out) {
     if (!legend[i].is_used) continue;
     SchedColour colour = sched_colour(layout->sched, legend[i].kind, 0);
     set_colour(layout, out, &colour);
-    sched_print(out, " %s ", legend[i].words);
+    bool has_colour = layout->terminal->colour != SCHED_COLOUR_NONE;
+    sched_print(out, has_colour ? " %s " : "%s  ", legend[i].words);
     set_colour(layout, out, NULL);
     sched_print(out, " ");
   }

@@ -6,6 +6,13 @@
 
 #include <stdarg.h>
 
+// strlen, as an int.
+static inline int sched_length(const char *text) {
+  int length = 0;
+  while (text[length]) length++;
+  return length;
+}
+
 // Text into a buffer, cut to its size, ending in a zero byte.
 void sched_format(char *buffer, size_t size, const char *format, ...) PRINTF_LIKE(3, 4);
 void sched_vformat(char *buffer, size_t size, const char *format, va_list *args);

@@ -58,7 +58,8 @@ static int put_real(char *to, double x, int decimals) {
   }
   int exponent = 0; // of ten, where the number is too large or too small to be written plainly
   if (x > 0 && decimals < 0) {
-    while (x >= 1e15) x /= 10, exponent++;
+    if (x >= 1e15)
+      while (x >= 10) x /= 10, exponent++;
     if (x < 1e-5)
       while (x < 1) x *= 10, exponent--;
   }
@@ -105,7 +106,10 @@ static const char *put_conversion(const SchedOut *out, const char *format, va_li
     format++;
   }
   while (*format >= '0' && *format <= '9') width = 10 * width + (*format++ - '0');
-  if (*format == '.') {
+  if (*format == '.' && format[1] == '*') {
+    decimals = va_arg(*args, int);
+    format += 2;
+  } else if (*format == '.') {
     decimals = 0;
     while (*++format >= '0' && *format <= '9') decimals = 10 * decimals + (*format - '0');
   }
@@ -133,7 +137,7 @@ static const char *put_conversion(const SchedOut *out, const char *format, va_li
     break;
   case 's': {
     const char *words = va_arg(*args, const char *);
-    while (words[count] && (decimals < 0 || count < (size_t)decimals)) count++;
+    while ((decimals < 0 || count < (size_t)decimals) && words[count]) count++;
     put_padded(out, words, count, width, is_left);
     return format + 1;
   }

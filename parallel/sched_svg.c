@@ -167,8 +167,7 @@ void sched_svg_legend(const SchedOut *out, const SchedFrame *frame, double y) {
   sched_legend(sched, legend);
   for (int i = 0; i < SCHED_LEGENDS; i++) {
     if (!legend[i].is_used) continue;
-    int length = 0;
-    while (legend[i].words[length]) length++;
+    int length = sched_length(legend[i].words);
     SchedColour colour = sched_colour(sched, legend[i].kind, sched->stages / 3);
     sched_print(out, "<rect x=\"%g\" y=\"%g\" width=\"%d\" height=\"14\" rx=\"2\" ", x, y,
                 (int)SWATCH);

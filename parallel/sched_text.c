@@ -71,8 +71,7 @@ static bool take_kind(Reader *reader, ActionKind *kind) {
   size_t longest = 0, left = (size_t)(reader->end - reader->at);
   for (int k = 0; k < ACTION_KINDS; k++) {
     const char *text = action_text((ActionKind)k);
-    size_t length = 0;
-    while (text[length]) length++;
+    size_t length = (size_t)sched_length(text);
     if (length <= longest || length > left || memcmp(text, reader->at, length) != 0) continue;
     longest = length;
     *kind = (ActionKind)k;

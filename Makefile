@@ -62,7 +62,9 @@ ISA_SRC := $(wildcard ops/kernels/*.isa.c)
 PLUGIN_SRC := $(wildcard parallel/comm_mpi.c)
 LIB_SRC := $(filter-out $(ISA_SRC) $(PLUGIN_SRC) ops/kernels/gemm_%.c,\
   $(wildcard core/*.c ops/*.c ops/kernels/*.c parallel/*.c)) $(wildcard ops/kernels/gemm_$(BLAS).c)
-HEADERS := $(wildcard core/*.h ops/*.h parallel/*.h core/*.def ops/*.def parallel/*.def)
+# Installed are all headers but *_impl.h, which the library's own files share.
+HEADERS := $(filter-out %_impl.h,$(foreach layer,core ops parallel,\
+  $(wildcard $(layer)/*.h $(layer)/*.def)))
 MAIN_SRC := $(wildcard lua/main.c lua/runner.c lua/repl.c)
 BIND_SRC := $(filter-out $(MAIN_SRC),$(wildcard lua/*.c))
 LUA_LIBRARY := $(wildcard lua/rille/*.lua lua/rille/*/*.lua)
@@ -75,27 +77,40 @@ BIND_OBJ := $(BIND_SRC:%.c=$O/%.o) $(if $(BIND_SRC),$O/lua_library.o)
 MAIN_OBJ := $(MAIN_SRC:%.c=$O/%.o)
 TEST_OBJ := $(TEST_SRC:%.c=$O/%.o)
 
+# One plugin for each MPI that is found; its headers are the system's as far as warnings go.
+ifneq ($(PLUGIN_SRC),)
+MPI_FLAGS_openmpi := $(shell { mpicc.openmpi --showme || mpicc --showme; } 2>/dev/null)
+MPI_FLAGS_mpich := $(shell { mpicc.mpich -show || mpicc -compile_info; } 2>/dev/null)
+endif
+MPI_IMPLS := $(foreach impl,openmpi mpich,$(if $(MPI_FLAGS_$(impl)),$(impl)))
+mpi_cflags = $(patsubst -I%,-isystem %,$(filter -I%,$(MPI_FLAGS_$1)))
+mpi_libs = $(filter -L% -l%,$(MPI_FLAGS_$1))
+PLUGINS := $(MPI_IMPLS:%=$B/rille_mpi_%.so)
+
 LIB := $(if $(LIB_SRC),$B/librille.so)
 PROGRAM := $(if $(wildcard lua/main.c),$B/rille build/rille $B/rille.so)
 FUZZ := $(FUZZ_SRC:tests/%.c=$B/%)
 TESTS := $(if $(TEST_SRC),$B/tests)
 
-.PHONY: all objects tidy check check-full run-check run-check-full demo run-demo bench run-bench lint fuzz run-fuzz deps \
-  install uninstall clean help force
+.PHONY: all objects tidy check check-full run-check run-check-full demo run-demo bench run-bench \
+  lint fuzz run-fuzz deps install uninstall clean help force
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
 OBJECTS := $(LIB_OBJ) $(BIND_OBJ) $(MAIN_OBJ) $(TEST_OBJ) \
-  $(FUZZ_SRC:%.c=$O/%.o)
+  $(FUZZ_SRC:%.c=$O/%.o) $(MPI_IMPLS:%=$O/parallel/comm_mpi.%.o)
 
-all: $(LIB) $(PROGRAM) $(TESTS)
+all: $(LIB) $(PLUGINS) $(PROGRAM) $(TESTS)
 objects: $(OBJECTS)
 
 # ---- stamps: what is built again when flags or the set of files change -----------------------
 COMPILER := $(shell $(CC) --version 2>/dev/null | head -n 1)
 # $(call stamp,text): writes the text to the target, only if it differs from what is there.
 stamp = @mkdir -p $(@D); echo '$(subst ','\'',$1)' | cmp -s - $@ || echo '$(subst ','\'',$1)' > $@
-$B/flags: force; $(call stamp,$(COMPILER) $(CPPFLAGS) $(CFLAGS_ALL) $(LUA_CFLAGS))
+# What is needed is looked for once, before the first compilation.
+$B/needs: scripts/deps
+	@sh scripts/deps --report $(DEPS) && mkdir -p $(@D) && touch $@
+$B/flags: force | $B/needs; $(call stamp,$(COMPILER) $(CPPFLAGS) $(CFLAGS_ALL) $(LUA_CFLAGS))
 $B/links: force; $(call stamp,$(LIB_OBJ) $(BIND_OBJ) $(TEST_OBJ) $(BLAS_LIBS) $(LDFLAGS_ALL))
 $B/files: force; $(call stamp,$(HEADERS) $(LUA_LIBRARY) $(SUITES))
 
@@ -114,10 +129,12 @@ endef
 $(foreach isa,$(ISAS),$(eval $(call isa_rule,$(isa))))
 $O/tests/main.o: $B/gen/suites.h
 # clang-tidy looks at what has been compiled since it last looked; one instruction set is enough.
-tidy: $(filter-out %.avx2.tidy %.avx512.tidy $O/lua_library.tidy,$(OBJECTS:.o=.tidy))
+tidy: $(filter-out %.avx2.tidy %.avx512.tidy %.mpich.tidy $O/lua_library.tidy,$(OBJECTS:.o=.tidy))
 $O/%.tidy: $O/%.o .clang-tidy
-	@$(if $V,,echo '  tidy $*';) clang-tidy --quiet $(*:.plain=.isa).c -- $(CPPFLAGS) \
-	  $(CFLAGS_ALL) $(LUA_CFLAGS) $(CHECK_CFLAGS) -I$B/gen -DISA=plain 2>&1 | \
+	@$(if $V,,echo '  tidy $*';) \
+	  clang-tidy --quiet $(firstword $(wildcard $*.c $(*:.plain=.isa).c $(basename $*).c)) -- \
+	  $(CPPFLAGS) $(CFLAGS_ALL) $(LUA_CFLAGS) $(CHECK_CFLAGS) $(call mpi_cflags,openmpi) -I$B/gen \
+	  -DISA=plain 2>&1 | \
 	  { grep -vE 'warnings? generated' || true; } > $@.log; \
 	  if [ -s $@.log ]; then cat $@.log; exit 1; fi; mv $@.log $@
 
@@ -145,6 +162,12 @@ $B/rille.so: $(BIND_OBJ) $B/librille.so $B/links
 	$(call link,-shared $(RPATH) $(BIND_OBJ) -L$B -lrille -lm)
 build/rille: force | $B/rille
 	@ln -sfn $(CONFIG)/rille $@
+define mpi_rule
+$O/parallel/comm_mpi.$1.o: parallel/comm_mpi.c $B/flags; $$(call compile,$$(call mpi_cflags,$1))
+$B/rille_mpi_$1.so: $O/parallel/comm_mpi.$1.o $B/librille.so $B/links
+	$$(call link,-shared $$(RPATH) $$< -L$B -lrille $$(call mpi_libs,$1))
+endef
+$(foreach impl,$(MPI_IMPLS),$(eval $(call mpi_rule,$(impl))))
 # The tests link the objects themselves, so that they can look behind the installed headers.
 $B/tests: $(TEST_OBJ) $(LIB_OBJ) $B/links
 	$(call link,$(TEST_OBJ) $(LIB_OBJ) $(CHECK_LIBS) $(BLAS_LIBS) -lm -ldl -lpthread)
@@ -152,9 +175,11 @@ $B/fuzz_%: $O/tests/fuzz_%.o $(LIB_OBJ) $B/links
 	$(call link,-fsanitize=fuzzer $< $(LIB_OBJ) $(BLAS_LIBS) -lm -ldl -lpthread)
 , := ,
 
+DEPS := $(if $(filter openblas,$(BLAS)),--openblas)
+
 # ---- what people type -----------------------------------------------------------------------
 deps:
-	@sh scripts/deps $(if $(filter openblas,$(BLAS)),--openblas)
+	@sh scripts/deps $(DEPS)
 
 # The second make reads the flags of libraries that the first may just have installed.
 check check-full demo bench: deps
@@ -180,9 +205,11 @@ run-fuzz: $(FUZZ)
 INCLUDES = $(DESTDIR)$(PREFIX)/include/rille
 SHARE = $(DESTDIR)$(PREFIX)/share/rille
 INSTALLED = $(DESTDIR)$(PREFIX)/lib/librille.so $(DESTDIR)$(PREFIX)/lib/lua/5.4/rille.so \
-  $(DESTDIR)$(PREFIX)/lib/pkgconfig/rille.pc $(DESTDIR)$(PREFIX)/bin/rille
+  $(DESTDIR)$(PREFIX)/lib/pkgconfig/rille.pc $(DESTDIR)$(PREFIX)/bin/rille \
+  $(DESTDIR)$(PREFIX)/lib/rille_mpi_*.so
 install: all
 	install -D -m 755 $B/librille.so $(DESTDIR)$(PREFIX)/lib/librille.so
+	for file in $(PLUGINS); do install -m 755 $$file $(DESTDIR)$(PREFIX)/lib || exit 1; done
 	$(if $(PROGRAM),install -D -m 755 $B/rille $(DESTDIR)$(PREFIX)/bin/rille)
 	$(if $(PROGRAM),install -D -m 755 $B/rille.so $(DESTDIR)$(PREFIX)/lib/lua/5.4/rille.so)
 	for file in $(HEADERS); do install -D -m 644 $$file $(INCLUDES)/$$file || exit 1; done

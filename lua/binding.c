@@ -20,6 +20,33 @@ void binding_register(lua_State *L, Rille *r, const luaL_Reg *list) {
   }
 }
 
+void box_bind(lua_State *L, Rille *r, const char *name, const luaL_Reg *methods,
+              const luaL_Reg *metamethods) {
+  luaL_newmetatable(L, name);
+  if (metamethods) binding_register(L, r, metamethods);
+  if (methods) {
+    lua_newtable(L);
+    binding_register(L, r, methods);
+    lua_setfield(L, -2, "__index");
+  }
+  lua_pop(L, 1);
+}
+
+void *box_push(lua_State *L, const char *name, size_t bytes) {
+  void *box = lua_newuserdatauv(L, bytes, 1);
+  memset(box, 0, bytes);
+  luaL_setmetatable(L, name);
+  return box;
+}
+
+void *box_check(lua_State *L, Rille *r, int index, const char *name) {
+  void *box = luaL_testudata(L, index, name);
+  if (!box)
+    raise_value(L, r, "a %s is wanted, got %s", name + sizeof "rille." - 1,
+                luaL_typename(L, index));
+  return box;
+}
+
 // Before an allocation fails: what Lua no longer needs is freed.
 static void on_pressure(void *rille) {
   Rille *r = rille;
@@ -31,6 +58,7 @@ static int rille_gc(lua_State *L) {
   Rille *r = lua_touserdata(L, 1);
   ctx_delete(r->ctx);
   r->ctx = NULL;
+  free(r->modules);
   return 0;
 }
 
@@ -82,6 +110,8 @@ static Rille *push_state(lua_State *L) {
   memset(r, 0, sizeof *r);
   r->L = L;
   r->script_error_ref = LUA_NOREF;
+  lua_pushboolean(L, 0);
+  r->list_ref = luaL_ref(L, LUA_REGISTRYINDEX);
   if (ctx_new(0, &r->ctx) != ST_OK) luaL_error(L, "rille: %s", status_message());
   lua_createtable(L, 0, 1);
   lua_pushcfunction(L, rille_gc);
@@ -113,6 +143,13 @@ int luaopen_rille(lua_State *L) {
   ops_bind(L, r, rille, methods);
   tensor_bind(L, r, rille, methods);
   make_bind(L, r, rille, methods);
+  guard_bind(L, r);
+  grad_bind(L, r, rille);
+  checkpoint_bind(L, r, rille);
+  custom_bind(L, r, rille);
+  core_bind(L, r, rille, methods);
+  weights_bind(L, r, rille);
+  signals_bind(L, r, rille);
   index_bind(L, r, methods);
   lua_pushvalue(L, methods), lua_setfield(L, rille, "Tensor");
   lua_pushstring(L, RILLE_VERSION), lua_setfield(L, rille, "version");

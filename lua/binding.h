@@ -14,6 +14,7 @@
 
 #include "core/context.h"
 #include "core/op.h"
+#include "core/scope.h"
 #include "core/status.h"
 #include "core/tensor.h"
 
@@ -33,12 +34,16 @@ typedef struct Rille {
   lua_State *L;              // the coroutine that entered last: garbage collection, script lines
   const void *tensor_meta;   // the metatable of tensors, as lua_topointer gives it
   int tensor_meta_ref;       // and in the registry
+  int list_ref;              // of the list that collect_tensors gave last
   int script_error_ref;      // the error value of a callback that failed (ST_ESCRIPT)
   struct OpBinding *ops;     // OP_COUNT rows
   const char *last_source;   // interned; of the line that was asked for last
   uint64_t n_calls;          // grows with every op call: how many nodes a checkpoint may need
   struct Checkpoint *region; // the checkpointed region whose first forward runs
-  int rank, world;           // as the launcher says; 0 and 1 without one
+  Arena arena_i, arena_w;    // of the microbatches under way
+  const char **modules;      // paths to come back to, innermost last
+  int n_modules, modules_room;
+  int rank, world; // as the launcher says; 0 and 1 without one
 } Rille;
 
 // The state behind a C function's first upvalue.
@@ -61,6 +66,36 @@ void ops_bind(lua_State *L, Rille *r, int rille, int methods);
 void tensor_bind(lua_State *L, Rille *r, int rille, int methods);
 void index_bind(lua_State *L, Rille *r, int methods);
 void make_bind(lua_State *L, Rille *r, int rille, int methods);
+void grad_bind(lua_State *L, Rille *r, int rille);
+void checkpoint_bind(lua_State *L, Rille *r, int rille);
+void custom_bind(lua_State *L, Rille *r, int rille);
+void core_bind(lua_State *L, Rille *r, int rille, int methods);
+void weights_bind(lua_State *L, Rille *r, int rille);
+void files_bind(lua_State *L, Rille *r, int rille);
+void signals_bind(lua_State *L, Rille *r, int rille);
+
+// A metatable "rille.<name>" with methods and finalizers of its own, for userdata that hold one
+// pointer (box). `methods` and `metamethods` may be NULL.
+void box_bind(lua_State *L, Rille *r, const char *name, const luaL_Reg *methods,
+              const luaL_Reg *metamethods);
+// Pushes a userdata of `bytes` (zeroed) with the metatable of `name`.
+void *box_push(lua_State *L, const char *name, size_t bytes);
+// The userdata at an index, or an error that names what was wanted.
+void *box_check(lua_State *L, Rille *r, int index, const char *name);
+
+// ---- guard.c
+
+// What a C function that calls back into Lua undoes, also when an error passes.
+typedef struct Guard {
+  void (*close)(Rille *r, struct Guard *guard); // NULL: done already
+} Guard;
+
+// A guard of `bytes` (its first member a Guard) at stack index 1, below the arguments; it closes
+// when the C function returns or fails.
+void *guard_open(lua_State *L, Rille *r, size_t bytes, void (*close)(Rille *r, Guard *guard));
+// The same on top of the stack, to be handed to `local x <close>`.
+void *guard_push(lua_State *L, Rille *r, size_t bytes, void (*close)(Rille *r, Guard *guard));
+void guard_bind(lua_State *L, Rille *r);
 
 // ---- error.c
 
@@ -121,6 +156,15 @@ void make_options(lua_State *L, Rille *r, int index, const char *fn, MakeOptions
 
 // A number at `index` as a 0-d tensor that goes with `like` (NULL: f32); pushed.
 Tensor *push_scalar(lua_State *L, Rille *r, int index, const Tensor *like);
+
+// The tensors among the stack's values [from, to] and in tables there, borrowed: a list of *n that
+// is good until the next call.
+Tensor **collect_tensors(lua_State *L, Rille *r, int from, int to, int *n);
+
+// ---- checkpoint.c
+
+// A checkpointed region's first forward learns which tensors it reads from outside.
+void checkpoint_saw(lua_State *L, Rille *r, Tensor **in, int n_in);
 
 // ---- ops_bind.c
 

@@ -382,6 +382,7 @@ static int manual_seed(lua_State *L) {
   Rille *r = binding_of(L);
   r->ctx->seed = (uint64_t)integer_check(L, r, 1, "manual_seed: the seed");
   r->ctx->draws = 0;
+  r->ctx->ordinals.n = 0;
   return 0;
 }
 

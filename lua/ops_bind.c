@@ -297,8 +297,6 @@ static int parse_inputs(Call *c, int top) {
   return index;
 }
 
-void checkpoint_saw(lua_State *L, Rille *r, Tensor **in, int n_in);
-
 int op_call(lua_State *L, Rille *r, const OpBinding *b, bool in_place) {
   Call c;
   c.L = L;

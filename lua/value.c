@@ -160,3 +160,36 @@ Tensor *push_scalar(lua_State *L, Rille *r, int index, const Tensor *like) {
   push_tensor(L, r, out);
   return out;
 }
+
+static void collect_from(lua_State *L, Rille *r, int index, int depth, Tensor ***list, int *n,
+                         int *room) {
+  enum { DEEPEST = 4 };
+  Tensor *t = tensor_at(L, r, index);
+  if (t) {
+    if (*n == *room) {
+      int larger = *room ? 2 * *room : 16;
+      Tensor **grown = lua_newuserdatauv(L, (size_t)larger * sizeof *grown, 0);
+      if (*n) memcpy(grown, *list, (size_t)*n * sizeof *grown);
+      lua_rawseti(L, LUA_REGISTRYINDEX, r->list_ref); // what the previous one held is collected
+      *list = grown;
+      *room = larger;
+    }
+    (*list)[(*n)++] = t;
+    return;
+  }
+  if (!lua_istable(L, index) || depth == DEEPEST) return;
+  luaL_checkstack(L, 4, "nested results");
+  lua_pushnil(L);
+  while (lua_next(L, index)) {
+    collect_from(L, r, lua_gettop(L), depth + 1, list, n, room);
+    lua_pop(L, 1);
+  }
+}
+
+Tensor **collect_tensors(lua_State *L, Rille *r, int from, int to, int *n) {
+  Tensor **list = NULL;
+  int room = 0;
+  *n = 0;
+  for (int index = from; index <= to; index++) collect_from(L, r, index, 0, &list, n, &room);
+  return list;
+}

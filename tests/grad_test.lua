@@ -1,0 +1,169 @@
+local check <const> = require "tests.check"
+local rille <const> = require "rille"
+local core <const> = rille.core
+local tensor <const> = rille.tensor
+
+local function leaf(values) return tensor(values, {requires_grad = true}) end
+
+check.test("no_grad: as a function and as a closed variable, also when an error passes", function()
+  local w = leaf{1.0, 2.0}
+  local y, word = rille.no_grad(function(x, s) return x * 2, s end, w, "a")
+  check.equal({y:requires_grad(), word}, {false, "a"})
+  do
+    local _ <close> = rille.no_grad()
+    check.ok(not (w * 2):requires_grad())
+    rille.enable_grad(function() check.ok((w * 2):requires_grad()) end)
+  end
+  check.ok((w * 2):requires_grad())
+  pcall(rille.no_grad, function() error("x") end)
+  check.ok(rille.is_grad_enabled())
+end)
+
+check.test("I then W gives the gradients of B, bit for bit", function()
+  local function run(half)
+    rille.manual_seed(1)
+    local w1 = core.param("w1", {8, 8}):normal_(0, 0.5)
+    local w2 = core.param("w2", {8, 8}):normal_(0, 0.5)
+    local x = core.data(rille.randn(4, 8))
+    local y = (x:matmul(w1):tanh():matmul(w2) * w2:sum()):square():sum()
+    local w = core.backward({y}, nil, half)
+    if w then w:run() end
+    return {w1:grad():tolist(), w2:grad():tolist()}
+  end
+  check.equal(run("I"), run("B"))
+end)
+
+check.test("checkpoint: the same bits as without, also through captured tensors", function()
+  local function run(checkpoint)
+    rille.manual_seed(2)
+    local w = core.param("w", {6, 6}):normal_(0, 0.5)
+    local a, b = leaf(rille.randn(5, 6)), leaf(rille.randn(5, 6))
+    local captured = (b * 2):tanh()
+    local function f(x, scale)
+      local y = x:matmul(w):tanh() + captured
+      y = rille.dropout(y, 0.25)
+      return y:matmul(w * 0.5) * scale, y
+    end
+    local y, z
+    if checkpoint then y, z = rille.checkpoint(f, a * 1.5, 3) else y, z = f(a * 1.5, 3) end
+    local y2 = checkpoint and rille.checkpoint(f, y, 0.5) or f(y, 0.5)
+    local loss = (y2 * z):sum() + captured:sum() + y:square():sum()
+    loss:backward()
+    return {loss:item(), a:grad():tolist(), b:grad():tolist(), w:grad():tolist()}
+  end
+  check.equal(run(true), run(false))
+end)
+
+check.test("checkpoint: nested regions, and I with W, give the same bits", function()
+  local function run(checkpoint, half)
+    rille.manual_seed(2)
+    local w = core.param("w", {6, 6}):normal_(0, 0.5)
+    local x = core.data(rille.randn(5, 6))
+    local call = checkpoint and rille.checkpoint or function(f, ...) return f(...) end
+    local function inner(h) return rille.dropout((h:matmul(w)):tanh(), 0.1) end
+    local function outer(h) return call(inner, call(inner, h) * 0.5) + h end
+    local y = call(outer, call(outer, x)):square():sum()
+    local rest = core.backward({y}, nil, half)
+    if rest then rest:run() end
+    return w:grad():tolist()
+  end
+  local want = run(false, "B")
+  check.equal(run(true, "B"), want)
+  check.equal(run(true, "I"), want)
+end)
+
+check.test("checkpoint: inside a scope nothing but what it reads is kept", function()
+  local w = core.param("w", {64, 64}):normal_(0, 0.1)
+  local x = core.data(rille.randn(32, 64))
+  local function block(h)
+    for _ = 1, 10 do h = h:matmul(w):tanh() end
+    return h
+  end
+  local function live(fn)
+    collectgarbage()
+    local before = core.memory().activations.current
+    local y = core.scope(fn, x)
+    local kept = core.memory().activations.current - before
+    y:sum():backward()
+    return kept, w:grad():clone():tolist()
+  end
+  local plain, want = live(block)
+  w:zero_grad()
+  local small, got = live(function(h) return rille.checkpoint(block, h) end)
+  check.equal(got, want)
+  check.ok(small <= 2 * 32 * 64 * 4, small)
+  check.ok(plain >= 10 * 32 * 64 * 4, plain)
+end)
+
+check.test("checkpoint: mistakes are named", function()
+  local a = leaf{1.0, 2.0}
+  local h = a * 2
+  h = rille.checkpoint(function() return h * 3 end)
+  check.raises(function() h:sum():backward() end, "second forward reads a tensor", "as an argument")
+  check.raises(function() rille.checkpoint(function() return {a * 2} end) end, "not in tables")
+  check.raises(function() rille.checkpoint(function() error("oops") end) end,
+    "grad_test.lua:%d+: oops")
+  check.ok(rille.is_grad_enabled())
+  local n = 0
+  local y = rille.checkpoint(function(x)
+    n = n + 1
+    if n > 1 then error("second") end
+    return x * 2
+  end, a)
+  check.raises(function() y:sum():backward() end, "grad_test.lua:%d+: second")
+  local b = rille.ones(2)
+  y = rille.checkpoint(function(x) return x * b end, a)
+  b:fill_(3)
+  check.raises(function() y:sum():backward() end, "was changed since", "grad_test.lua")
+end)
+
+check.test("rille.op: a backward of one's own, used like a function", function()
+  local cube = rille.op{
+    name = "cube",
+    forward = function(c, x, k)
+      c:save(x)
+      c.k = k
+      return x * x * x * k
+    end,
+    backward = function(c, dy)
+      local x = c:saved()
+      return dy * 3 * c.k * x * x
+    end,
+  }
+  local x = leaf{1.0, -2.0}
+  local y = cube(x, 2)
+  check.equal(y, {2.0, -16.0})
+  y:sum():backward()
+  check.equal(x:grad(), {6.0, 24.0})
+  check.ok(rille.gradcheck(function(v) return cube(v, 2) end, {rille.randn(3)}))
+  check.ok(not rille.no_grad(cube, x, 1):requires_grad())
+end)
+
+check.test("rille.op: wrong shapes, changed tensors and unknown options are named", function()
+  local bad = rille.op{name = "bad", forward = function(_, x) return x * 1 end,
+    backward = function(_, dy) return dy:sum() end}
+  check.raises(function() bad(leaf{1.0, 2.0}):sum():backward() end, "bad: the gradient of input 0",
+    "%[2%]")
+  check.raises(function() rille.op{name = "a", foward = print} end, "did you mean \"forward\"")
+  check.raises(function() rille.op{name = "a"} end, "must be functions")
+  local double = rille.op{name = "double", forward = function(c, x) c:save(x) return x * 2 end,
+    backward = function(c, dy) return dy * 2 + c:saved() * 0 end}
+  local x = leaf{1.0}
+  local h = rille.no_grad(function() return x * 1 end):requires_grad_()
+  local y = double(h)
+  rille.no_grad(function() h:fill_(5) end)
+  check.raises(function() y:backward() end, "double: the saved tensor", "grad_test.lua:%d+")
+end)
+
+check.test("gradcheck finds a wrong gradient and names the worst element", function()
+  local wrong = rille.op{name = "wrong", forward = function(_, x) return x * x end,
+    backward = function(_, dy) return dy * 2 end}
+  check.raises(function() rille.gradcheck(wrong, {tensor{{1.0, 2.0}, {3.0, 1.0}}}) end,
+    "input 0 %[1, 0%]", "finite difference")
+  local passed = rille.gradcheck(wrong, {tensor{3.0}}, {raise = false})
+  check.equal(passed, false)
+  check.ok(rille.gradcheck(function(a, b) return a:matmul(b):tanh() end,
+    {rille.randn(2, 3), rille.randn(3, 2)}))
+end)
+
+check.done()

@@ -2,6 +2,7 @@
 #include "lua/runner.h"
 
 #include "core/memory.h"
+#include "parallel/sched_cli.h"
 
 #include <lualib.h>
 #include <stdio.h>
@@ -96,8 +97,10 @@ static int run_code(lua_State *L, int argc, char **argv, int code) {
   lua_setglobal(L, "rille");
   runner_strict(L);
   if (luaL_loadbuffer(L, argv[code], strlen(argv[code]), "=-e") != LUA_OK) return report(L);
-  int at = lua_gettop(L);
-  if (runner_call(L, 0, LUA_MULTRET) != LUA_OK) return report(L);
+  int at = lua_gettop(L), n_args = argc - code - 1;
+  luaL_checkstack(L, n_args + 4, "too many arguments");
+  for (int i = 1; i <= n_args; i++) lua_pushstring(L, argv[code + i]);
+  if (runner_call(L, n_args, LUA_MULTRET) != LUA_OK) return report(L);
   int n = lua_gettop(L) - at + 1;
   if (n == 0) return 0;
   lua_getglobal(L, "print");
@@ -116,6 +119,12 @@ static int info(lua_State *L) {
   return 0;
 }
 
+typedef struct Start {
+  int argc;
+  char **argv;
+  int code;
+} Start;
+
 static int dispatch(lua_State *L, int argc, char **argv) {
   if (argc < 2) return repl_run(L);
   const char *word = argv[1];
@@ -126,8 +135,16 @@ static int dispatch(lua_State *L, int argc, char **argv) {
     int code = argc > 2 ? run_script(L, argc, argv, 2) : 0;
     return code ? code : repl_run(L);
   }
-  if (word[0] == '-') return usage_error("there is no option ", word);
+  if (word[0] == '-' && word[1]) return usage_error("there is no option ", word);
   return run_script(L, argc, argv, 1);
+}
+
+// Under pcall, so that nothing that the Lua API raises on the way ends in a panic.
+static int protected_start(lua_State *L) {
+  Start *start = lua_touserdata(L, 1);
+  lua_settop(L, 0);
+  start->code = dispatch(L, start->argc, start->argv);
+  return 0;
 }
 
 int main(int argc, char **argv) {
@@ -136,12 +153,17 @@ int main(int argc, char **argv) {
     printf("rille %s\n", RILLE_VERSION);
     return 0;
   }
+  if (argc > 1 && strcmp(argv[1], "schedule") == 0)
+    return sched_main(argc - 1, argv + 1, stdout, stderr);
   lua_State *L = runner_new(argv[0]);
   if (!L) {
     fprintf(stderr, "rille: not enough memory to start\n");
     return EXIT_ERROR;
   }
-  int code = dispatch(L, argc, argv);
+  Start start = {argc, argv, EXIT_ERROR};
+  lua_pushcfunction(L, protected_start);
+  lua_pushlightuserdata(L, &start);
+  if (lua_pcall(L, 1, 0, 0) != LUA_OK) runner_report(L);
   lua_close(L);
-  return code;
+  return start.code;
 }

@@ -59,7 +59,7 @@ lua_State *runner_new(const char *program) {
 
 // ---- strict globals
 
-static const char *nearest_global(lua_State *L, const char *word) {
+const char *runner_nearest_global(lua_State *L, const char *word) {
   const char *names[MAX_GLOBALS];
   int n = 0;
   lua_pushglobaltable(L);
@@ -75,7 +75,7 @@ static const char *nearest_global(lua_State *L, const char *word) {
 static int undeclared(lua_State *L, bool written) {
   Rille *r = binding_of(L);
   const char *name = lua_type(L, 2) == LUA_TSTRING ? lua_tostring(L, 2) : luaL_typename(L, 2);
-  const char *near = nearest_global(L, name);
+  const char *near = runner_nearest_global(L, name);
   Status status = fail(ST_EVALUE, "there is no global \"%s\"", name);
   if (near)
     fail_hint(status, "did you mean \"%s\"? A new variable needs `local`", near);

@@ -19,6 +19,9 @@ Rille *runner_rille(lua_State *L);
 // From here on, reading or writing a global that does not exist is an error.
 void runner_strict(lua_State *L);
 
+// The global whose name is nearest to `word`, or NULL.
+const char *runner_nearest_global(lua_State *L, const char *word);
+
 // Calls the function below its n_args arguments; results stay. On failure the message, with the
 // script's frames, is on top. Returns a Lua status.
 int runner_call(lua_State *L, int n_args, int n_results);

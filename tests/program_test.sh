@@ -1,0 +1,87 @@
+#!/bin/sh
+# The program `rille`: scripts, one-liners, exit codes, strict globals, messages; rille.so in lua5.4.
+set -eu
+build=${BUILD:-build/release}
+rille=$build/rille
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failed=0
+
+# expect CLAIM STATUS PATTERN COMMAND...: the command ends so, and its output has the pattern.
+expect() {
+  claim=$1 want=$2 pattern=$3
+  shift 3
+  status=0
+  "$@" >"$work/out" 2>&1 </dev/null || status=$?
+  if [ "$status" -eq "$want" ] && grep -q -e "$pattern" "$work/out"; then
+    echo "ok $claim"
+  else
+    failed=1
+    echo "not ok $claim: status $status, expected $want and $pattern in"
+    sed 's/^/    /' "$work/out"
+  fi
+}
+script() { cat >"$work/$1"; }
+
+expect '-e prints what the code returns' 0 '^1	a$' "$rille" -e 'return 1, "a"'
+expect '-e has rille' 0 '^f32' "$rille" -e 'return rille.ones(2)'
+expect '-e passes arguments' 0 '^x y$' "$rille" -e 'return arg[1] .. " " .. ...' x y
+expect '-e without code is wrong usage' 2 'wants code' "$rille" -e
+expect 'an unknown option is wrong usage' 2 'no option --foo' "$rille" --foo
+expect 'a missing script is named' 2 'no script none.lua' "$rille" none.lua
+expect '--help lists the environment' 0 'RILLE_CPU' "$rille" --help
+expect '--version' 0 '^rille [0-9]' "$rille" --version
+expect 'info says what was found' 0 '^memory ' "$rille" info
+expect 'schedule draws one' 0 '^rank 0' "$rille" schedule 1f1b -p 2 -m 4
+expect 'schedule refuses what it does not know' 2 'nosuch' "$rille" schedule nosuch
+
+script args.lua <<'END'
+print(arg[0]:match("[^/]+$"), arg[1], select("#", ...), ...)
+END
+expect 'a script gets its arguments' 0 '^args.lua	--lr	2	--lr	3$' "$rille" "$work/args.lua" --lr 3
+script beside.lua <<'END'
+return {word = "found"}
+END
+script uses.lua <<'END'
+print(require("beside").word)
+END
+expect 'require looks beside the script' 0 '^found$' "$rille" "$work/uses.lua"
+script typo.lua <<'END'
+local count = 1
+print(cuont, count)
+prnt(3)
+END
+expect 'reading an undeclared global is an error with its line' 1 'typo.lua:2: there is no global "cuont"' \
+  "$rille" "$work/typo.lua"
+expect 'and the nearest name is told' 1 'did you mean "print"' "$rille" -e 'prnt(3)'
+expect 'writing one too' 1 'no global "total"' "$rille" -e 'total = 3'
+expect 'a script sets its exit code' 75 '' "$rille" -e 'print(1) rille.exit(75)'
+expect 'and runs its clean-up first' 3 'closed' "$rille" -e \
+  'local _ <close> = setmetatable({}, {__close = function() print("closed") end}) rille.exit(3)'
+script deep.lua <<'END'
+local rille = require "rille"
+local function inner() return rille.ones(2, 3):matmul(rille.ones(2, 3)) end
+local function outer() return inner() + 1 end
+outer()
+END
+expect 'errors name the line' 1 'deep.lua:2: matmul: inner sizes differ' "$rille" "$work/deep.lua"
+expect 'and the way there' 1 'deep.lua:3 in outer' "$rille" "$work/deep.lua"
+expect 'a syntax error names its line' 1 'e:1: unexpected symbol' "$rille" -e 'return ('
+expect 'an error that is a table' 1 'an error of type table' "$rille" -e 'error({})'
+expect 'the last rank is quiet, print_all is tagged' 0 '^\[rank 1\] b$' env OMPI_COMM_WORLD_RANK=1 \
+  OMPI_COMM_WORLD_SIZE=2 "$rille" -e 'print("a") rille.print_all("b")'
+# shellcheck disable=SC2016  # the inner shell's variable
+expect 'stop_requested names the signal' 0 '^SIGUSR1$' "$rille" -e \
+  'rille.core.catch_signals() local before = rille.core.stop_requested()
+   os.execute("kill -USR1 $PPID") return before or rille.core.stop_requested()'
+
+expect 'require works in a stock lua5.4' 0 '4\.0' env LUA_CPATH="$build/?.so" lua5.4 -e \
+  'local rille = require "rille" print(rille.ones(2, 2):sum())'
+
+# Not a timed test of speed: a start that loads what it should not takes ten times as long.
+start=$(date +%s%N)
+"$rille" -e 'return 1' >/dev/null
+ms=$((($(date +%s%N) - start) / 1000000))
+if [ "$ms" -lt 300 ]; then echo 'ok a one-liner starts at once'
+else failed=1 && echo "not ok a one-liner starts at once: $ms ms"; fi
+exit $failed

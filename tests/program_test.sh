@@ -25,7 +25,7 @@ script() { cat >"$work/$1"; }
 
 expect '-e prints what the code returns' 0 '^1	a$' "$rille" -e 'return 1, "a"'
 expect '-e has rille' 0 '^f32' "$rille" -e 'return rille.ones(2)'
-expect '-e passes arguments' 0 '^x y$' "$rille" -e 'return arg[1] .. " " .. ...' x y
+expect '-e passes arguments' 0 '^y	x	y$' "$rille" -e 'return arg[2], ...' x y
 expect '-e without code is wrong usage' 2 'wants code' "$rille" -e
 expect 'an unknown option is wrong usage' 2 'no option --foo' "$rille" --foo
 expect 'a missing script is named' 2 'no script none.lua' "$rille" none.lua

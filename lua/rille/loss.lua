@@ -1,0 +1,79 @@
+-- loss - losses under the trainer's contract: a loss gives (sum, count), so that any cut of a batch into
+-- microbatches or ranks gives the gradient of the one mean.
+--
+-- A loss is called as loss(output, target) -> sum, count. It may have
+--   slots(target)   how many entries the target has: the divisor of backward, the same for every layout
+--   count(target)   how many of them count, in advance (ignored ones do not)
+--   reduction       "sum": not divided at all
+local rille = require "rille"
+local nn = require "rille.nn"
+
+local Loss = {}
+Loss.__index = Loss
+
+function Loss:__call(...)
+  if rille.is_tensor((...)) then return self.run(self.options, ...) end
+  return self.make(...) -- nn.cross_entropy{label_smoothing = 0.1}
+end
+
+local function define(name, defaults, run, count)
+  local function make(given)
+    local options = {}
+    for key, value in pairs(defaults) do options[key] = value end
+    for key, value in pairs(given or {}) do
+      if defaults[key] == nil then
+        local names = {}
+        for known in pairs(defaults) do table.insert(names, known) end
+        table.sort(names)
+        error(("nn.%s has no option %q%s"):format(name, tostring(key),
+          rille.did_you_mean(tostring(key), names)), 3)
+      end
+      options[key] = value
+    end
+    if options.reduction ~= "mean" and options.reduction ~= "sum" then
+      error(("nn.%s: reduction is %q, valid are mean and sum"):format(name,
+        tostring(options.reduction)), 3)
+    end
+    local loss = setmetatable({ name = name, options = options, run = run, make = nil }, Loss)
+    loss.make = make
+    loss.reduction = options.reduction
+    loss.slots = function(target) return target:numel() end
+    loss.count = function(target) return count(options, target) end
+    return loss
+  end
+  nn[name] = make()
+end
+
+local function not_ignored(options, target)
+  return rille.no_grad(function() return (target:ne(options.ignore_index)):sum():item() end)
+end
+
+--- logits[..., V], target[...] i64 -> sum over rows of -log softmax(logits)[target], number of rows that count.
+define("cross_entropy",
+  { ignore_index = -100, label_smoothing = 0, z_loss = 0, reduction = "mean" },
+  function(o, logits, target)
+    local each = rille.cross_entropy_each(logits, target, {
+      ignore_index = o.ignore_index, label_smoothing = o.label_smoothing, z_loss = o.z_loss,
+    })
+    return each:sum(), not_ignored(o, target)
+  end, not_ignored)
+
+--- (x - target)^2 summed over elements, their number.
+define("mse", { reduction = "mean" },
+  function(_, x, target) return (x - target):square():sum(), x:numel() end,
+  function(_, target) return target:numel() end)
+
+--- The mean loss as one tensor, for loops of one's own.
+function rille.cross_entropy(logits, target, options)
+  local loss = options and nn.cross_entropy(options) or nn.cross_entropy
+  local sum, count = loss(logits, target)
+  if loss.reduction == "sum" then return sum end
+  return sum / math.max(count, 1)
+end
+
+function rille.mse(x, target)
+  local sum, count = nn.mse(x, target)
+  return sum / math.max(count, 1)
+end
+
+return Loss

@@ -1,0 +1,506 @@
+-- nn - modules: classes whose parameters and children register in order of creation.
+--
+-- A module is a table whose class has a method forward; calling the module calls it. Its children and
+-- parameters are the fields assigned to it; their path from the root ("h.3.attn.weight") names them in
+-- state dicts, error messages and random streams. Nothing here holds values: a parameter is declared with
+-- a shape and a recipe, and gets storage when it is first touched or an optimizer gathers it.
+--
+-- Invariants:
+--  1. Order is order of assignment, everywhere (parameters, units, state dict); never pairs().
+--  2. A module has one parent; its path, and the names of its parameters, follow when it gets one.
+
+local rille = require "rille"
+local core = rille.core
+
+---@class rille.nn
+local nn = {}
+
+---@class rille.Module
+---@field forward fun(self: rille.Module, ...): any
+local Module = {}
+nn.Module = Module
+
+-- ---- classes
+
+local function is_module(v) return type(v) == "table" and rawget(v, "_items") ~= nil end
+nn.is_module = is_module
+
+local function is_parameter(v) return rille.is_tensor(v) and v:is_parameter() end
+
+local function join(path, name) return path == "" and name or path .. "." .. name end
+
+-- Gives a module, and all below it, the path that its place implies (inv. 2).
+local function set_path(module, path)
+  rawset(module, "_path", path)
+  for _, name in ipairs(module._order) do
+    local item = module._items[name]
+    if is_module(item) then
+      set_path(item, join(path, name))
+    else
+      item:rename(join(path, name))
+    end
+  end
+end
+
+local function remember(module, name, item)
+  if module._items[name] == nil then table.insert(module._order, name) end
+  module._items[name] = item
+end
+
+local function forget(module, name)
+  if module._items[name] == nil then return end
+  module._items[name] = nil
+  for i, known in ipairs(module._order) do
+    if known == name then return table.remove(module._order, i) end
+  end
+end
+
+local function new_index(module, name, value)
+  if is_module(value) then
+    if value._parent and value._parent ~= module then
+      error(("%s already belongs to %s as %q; make a second module, or tie its parameters")
+        :format(value._class, value._parent._class, value._path), 2)
+    end
+    remember(module, name, value)
+    rawset(value, "_parent", module)
+    set_path(value, join(module._path, name))
+  elseif is_parameter(value) then
+    remember(module, name, value)
+    value:rename(join(module._path, name))
+  else
+    forget(module, name)
+    rawset(module, name, value)
+  end
+end
+
+-- Hooks, then the results: module_leave has no cost beyond a pointer.
+local function finish(module, ...)
+  local hooks = rawget(module, "_hooks")
+  if not hooks then
+    core.module_leave()
+    return ...
+  end
+  local results = table.pack(...)
+  for _, hook in ipairs(hooks) do
+    local replaced = table.pack(hook(module, table.unpack(results, 1, results.n)))
+    if replaced.n > 0 and replaced[1] ~= nil then results = replaced end
+  end
+  core.module_leave()
+  return table.unpack(results, 1, results.n)
+end
+
+local function call(module, ...)
+  core.module_enter(module._path, rawget(module, "_parent") == nil)
+  return finish(module, module:forward(...))
+end
+
+local function new_instance(class, ...)
+  local module = {
+    _items = {}, _order = {}, _path = "", _class = class._name, training = true, _buffers = {},
+  }
+  setmetatable(module, class._instance)
+  module:init(...)
+  return module
+end
+
+--- A new class of modules: `local Block = nn.class "Block"`, then Block:init(...) and Block:forward(...).
+---@param name string
+---@param base table? a class to inherit from
+function nn.class(name, base)
+  if type(name) ~= "string" then error("nn.class needs a name: nn.class \"Block\"", 2) end
+  local class = setmetatable({ _name = name }, { __index = base or Module, __call = new_instance,
+    __tostring = function() return "class " .. name end })
+  class._instance = {
+    __index = function(module, key)
+      local v = class[key]
+      if v ~= nil then return v end
+      local items = rawget(module, "_items")
+      return items and items[key]
+    end,
+    __newindex = new_index,
+    __call = call,
+    __tostring = function(module) return module:describe() end,
+    __name = name,
+  }
+  return class
+end
+
+function Module:init() end
+
+function Module:forward()
+  error(("%s has no forward: define function %s:forward(x)"):format(self._class, self._class), 2)
+end
+
+-- ---- walking
+
+--- Children in order: for name, module in m:children() do
+function Module:children()
+  local i = 0
+  return function()
+    while true do
+      i = i + 1
+      local name = self._order[i]
+      if name == nil then return nil end
+      if is_module(self._items[name]) then return name, self._items[name] end
+    end
+  end
+end
+
+--- The module itself and all below it, parents first.
+function Module:modules()
+  local list = { self }
+  for _, child in self:children() do
+    table.move(child:modules(), 1, #child:modules(), #list + 1, list)
+  end
+  return list
+end
+
+--- Parameters as a list of {name, tensor}; one that is used twice (tied) is there once.
+---@return table[]
+function Module:named_parameters()
+  local list = {}
+  for _, module in ipairs(self:modules()) do
+    for _, name in ipairs(module._order) do
+      local item = module._items[name]
+      if not is_module(item) then table.insert(list, { join(module._path, name), item }) end
+    end
+  end
+  return list
+end
+
+--- The parameters alone.
+function Module:parameters()
+  local list = {}
+  for i, entry in ipairs(self:named_parameters()) do list[i] = entry[2] end
+  return list
+end
+
+--- The number of elements of all parameters.
+function Module:n_parameters()
+  local n = 0
+  for _, p in ipairs(self:parameters()) do n = n + p:numel() end
+  return n
+end
+
+--- The module or parameter at a path below this one: m:get("h.3.attn").
+function Module:get(path)
+  local at = self
+  for name in path:gmatch("[^.]+") do
+    local below = is_module(at) and at._items[name]
+    if not below then
+      error(("there is no %q in %s: %q has %s"):format(path, self._class, is_module(at) and
+        (at._path == "" and at._class or at._path) or name,
+        is_module(at) and table.concat(at._order, ", ") or "no parts"), 2)
+    end
+    at = below
+  end
+  return at
+end
+
+--- The root of the tree that this module is in.
+function Module:root()
+  local at = self
+  while rawget(at, "_parent") do at = at._parent end
+  return at
+end
+
+--- fn(module, ...results) after every forward of the module at `path`; what it returns replaces the results.
+---@return fun() remove
+function Module:on(path, fn)
+  local module = path == "" and self or self:get(path)
+  local hooks = rawget(module, "_hooks") or {}
+  rawset(module, "_hooks", hooks)
+  table.insert(hooks, fn)
+  return function()
+    for i, hook in ipairs(hooks) do
+      if hook == fn then table.remove(hooks, i) break end
+    end
+    if #hooks == 0 then rawset(module, "_hooks", nil) end
+  end
+end
+
+--- The parts that a pipeline may put on different ranks: a list of modules, called in order.
+function Module:units()
+  error(([[%s has no units to split: give it a method that lists the modules its forward calls in order, like
+  function %s:units() return {self.embed, self.block0, self.block1, self.head} end]])
+    :format(self._class, self._class), 2)
+end
+
+-- ---- modes and precision
+
+--- Dropout and the like are on (default) or off.
+function Module:train(on)
+  for _, module in ipairs(self:modules()) do rawset(module, "training", on ~= false) end
+  return self
+end
+
+function Module:eval() return self:train(false) end
+
+--- Parameters want gradients (default) or are frozen.
+function Module:requires_grad_(on)
+  for _, p in ipairs(self:parameters()) do p:freeze(on == false) end
+  return self
+end
+
+-- ---- buffers: values written by forward, applied once a step in microbatch order
+
+--- Declares a tensor that belongs to the module but is no parameter (running statistics).
+function Module:buffer(name, tensor)
+  self._buffers[name] = tensor
+  table.insert(self._buffers, name)
+  rawset(self, name, tensor)
+end
+
+--- Changes a buffer: fn(old) -> new. Within a trainer step it is applied at the step's end, in the order of
+--- microbatches; a recomputation never applies it.
+function Module:update_buffer(name, fn)
+  if self._buffers[name] == nil then
+    error(("%s has no buffer %q"):format(self._class, name), 2)
+  end
+  local function apply()
+    rille.no_grad(function() self._buffers[name]:copy_(fn(self._buffers[name])) end)
+  end
+  if core.recomputing() then return end
+  local staged = nn.staged_updates
+  if staged then table.insert(staged, apply) else apply() end
+end
+
+-- ---- state
+
+--- Buffers as a list of {name, tensor}.
+function Module:named_buffers()
+  local list = {}
+  for _, module in ipairs(self:modules()) do
+    for _, name in ipairs(module._buffers) do
+      table.insert(list, { join(module._path, name), module._buffers[name] })
+    end
+  end
+  return list
+end
+
+--- All parameters and buffers as a list of {name, tensor}; nothing is copied.
+function Module:state_dict()
+  local list = self:named_parameters()
+  for _, entry in ipairs(self:named_buffers()) do table.insert(list, entry) end
+  return list
+end
+
+local function shape_text(t) return "[" .. table.concat({ t:shape() }, ", ") .. "]" end
+
+--- Copies values from a list of {name, tensor}, a table name -> tensor, or a path of a safetensors file.
+--- One error reports all that is missing, superfluous or of another shape; nothing is changed then.
+function Module:load_state_dict(state, options)
+  local source = {}
+  if type(state) == "string" then state = rille.load(state) end
+  for key, value in pairs(state) do
+    if type(key) == "number" then source[value[1]] = value[2] else source[key] = value end
+  end
+  local problems, known, copies = {}, {}, {}
+  for _, entry in ipairs(self:state_dict()) do
+    local name, target = entry[1], entry[2]
+    known[name] = true
+    local value = source[name]
+    if not value then
+      table.insert(problems, ("  %s %s is missing"):format(name, shape_text(target)))
+    elseif shape_text(value) ~= shape_text(target) then
+      table.insert(problems, ("  %s is %s here and %s there"):format(name, shape_text(target),
+        shape_text(value)))
+    else
+      table.insert(copies, { target, value })
+    end
+  end
+  local extra = {}
+  for name in pairs(source) do
+    if not known[name] then table.insert(extra, name) end
+  end
+  table.sort(extra)
+  for _, name in ipairs(extra) do
+    table.insert(problems, ("  %s %s is not in the model"):format(name, shape_text(source[name])))
+  end
+  local strict = not options or options.strict ~= false
+  if #problems > 0 and strict then
+    error(("load_state_dict: %d of the names do not match\n%s\n  (options {strict = false} copies the rest)")
+      :format(#problems, table.concat(problems, "\n")), 2)
+  end
+  rille.no_grad(function()
+    for _, pair in ipairs(copies) do pair[1]:copy_(pair[2]) end
+  end)
+  return problems
+end
+
+--- Writes parameters and buffers to a safetensors file, by name.
+function Module:save(path) rille.save(path, self:state_dict()) end
+
+function Module:extra() return "" end
+
+--- A tree of the module's parts with the shapes of parameters.
+function Module:describe(indent, name)
+  indent = indent or ""
+  local head = indent .. (name and name .. ": " or "") .. self._class .. self:extra()
+  local lines = { head }
+  for _, key in ipairs(self._order) do
+    local item = self._items[key]
+    if is_module(item) then
+      table.insert(lines, item:describe(indent .. "  ", key))
+    else
+      table.insert(lines, ("%s  %s %s%s"):format(indent, key, item:dtype(), shape_text(item)))
+    end
+  end
+  return table.concat(lines, "\n")
+end
+
+-- ---- containers
+
+-- Runs modules one after the other: what one returns, the next one gets.
+local function run_chain(modules, ...)
+  local values = table.pack(...)
+  for _, module in ipairs(modules) do
+    values = table.pack(module(table.unpack(values, 1, values.n)))
+  end
+  return table.unpack(values, 1, values.n)
+end
+
+local function chain_units(self)
+  local list = {}
+  for _, child in self:children() do
+    if child.units ~= Module.units then
+      for _, unit in ipairs(child:units()) do table.insert(list, unit) end
+    else
+      table.insert(list, child)
+    end
+  end
+  return list
+end
+
+local function chain_forward(self, ...)
+  local modules = {}
+  for _, child in self:children() do table.insert(modules, child) end
+  return run_chain(modules, ...)
+end
+
+--- Modules in a row: nn.Sequential{{"wte", embedding}, {"h", blocks}} or nn.Sequential{a, b} (named "0", "1").
+local Sequential = nn.class "Sequential"
+nn.Sequential = Sequential
+
+function Sequential:init(list)
+  if type(list) ~= "table" or is_module(list) then
+    error("nn.Sequential takes one table: nn.Sequential{{\"name\", module}, ...}", 3)
+  end
+  for i, entry in ipairs(list) do
+    local name, module = tostring(i - 1), entry
+    if not is_module(entry) and type(entry) == "table" then name, module = entry[1], entry[2] end
+    if not is_module(module) then
+      error(("nn.Sequential: entry %d is %s, not a module or {name, module}"):format(i - 1,
+        type(module)), 3)
+    end
+    if self._items[name] then error(("nn.Sequential: %q is there twice"):format(name), 3) end
+    self[name] = module
+  end
+end
+Sequential.forward = chain_forward
+Sequential.units = chain_units
+
+--- n modules in a row made by fn(i), i = 0 .. n-1; each is a unit.
+local Repeat = nn.class "Repeat"
+nn.Repeat = Repeat
+
+function Repeat:init(n, fn)
+  for i = 0, n - 1 do
+    local module = fn(i)
+    if not is_module(module) then
+      error(("nn.Repeat: the function gave %s for i = %d, not a module"):format(type(module), i), 3)
+    end
+    self[tostring(i)] = module
+  end
+end
+Repeat.forward = chain_forward
+Repeat.units = chain_units
+
+--- A list of modules to call as one likes: self.blocks[0], #self.blocks, for i, m in self.blocks:each().
+local List = nn.class "List"
+nn.List = List
+
+function List:init(list)
+  for i, module in ipairs(list or {}) do self[tostring(i - 1)] = module end
+end
+
+function List:append(module)
+  self[tostring(#self._order)] = module
+  return self
+end
+
+function List:each()
+  local i = -1
+  return function()
+    i = i + 1
+    local module = self._items[tostring(i)]
+    if module then return i, module end
+  end
+end
+
+List._instance.__len = function(list) return #list._order end
+do
+  local index = List._instance.__index
+  List._instance.__index = function(list, key)
+    if math.type(key) == "integer" then
+      local n = #rawget(list, "_order")
+      local module = list._items[tostring(key < 0 and key + n or key)]
+      if not module then error(("List: index %d, valid are 0 to %d"):format(key, n - 1), 2) end
+      return module
+    end
+    return index(list, key)
+  end
+end
+
+-- ---- options of constructors
+
+--- Positional arguments, or one table whose array part is positional and whose hash part is options:
+--- opts("Linear", {...}, {"d_in", "d_out"}, {bias = true}) -> table by name. Unknown ones are refused.
+function nn.arguments(class, given, names, defaults)
+  local out = {}
+  for key, value in pairs(defaults) do
+    if value ~= nn.none then out[key] = value end
+  end
+  local list, options = given, nil
+  if #given == 1 and type(given[1]) == "table" and not is_module(given[1]) then
+    list = given[1]
+    options = given[1]
+  elseif type(given[#given]) == "table" and not is_module(given[#given]) then
+    options = given[#given]
+    list = table.move(given, 1, #given - 1, 1, {})
+  end
+  if #list > #names then
+    error(("%s takes %s, got %d values"):format(class, table.concat(names, ", "), #list), 4)
+  end
+  for i, value in ipairs(list) do out[names[i]] = value end
+  for key, value in pairs(options or {}) do
+    if type(key) == "string" then
+      local known = defaults[key] ~= nil
+      for _, name in ipairs(names) do known = known or name == key end
+      if not known then
+        local all = table.move(names, 1, #names, 1, {})
+        for name in pairs(defaults) do table.insert(all, name) end
+        table.sort(all)
+        error(("%s has no option %q%s"):format(class, key, rille.did_you_mean(key, all)), 4)
+      end
+      out[key] = value
+    end
+  end
+  for _, name in ipairs(names) do
+    if out[name] == nil and defaults[name] == nil then
+      error(("%s needs %s"):format(class, name), 4)
+    end
+  end
+  return out
+end
+nn.none = setmetatable({}, { __tostring = function() return "none" end })
+
+--- A parameter: shape, then options dtype and init, a function of the parameter.
+function nn.Parameter(shape, options)
+  options = options or {}
+  local p = core.param("parameter", shape, { dtype = options.dtype or "f32" })
+  if options.init then options.init(p) end
+  return p
+end
+
+return nn

@@ -1,4 +1,5 @@
--- layers - the layers that models are made of. Each says its formula and shapes; B batch, T time, C channels.
+-- layers - the layers that models are made of. Each says its formula and shapes; B batch, T time, C
+-- channels.
 local rille = require "rille"
 local nn = require "rille.nn"
 local none = nn.none
@@ -16,7 +17,8 @@ local function act_code(name)
   return code
 end
 
---- y[..., d_out] = act(x[..., d_in] weight[d_out, d_in]' + bias). tied: the path of another weight to use.
+--- y[..., d_out] = act(x[..., d_in] weight[d_out, d_in]' + bias). tied: the path of another weight
+--- to use.
 --- Weight and bias begin uniform in +-1/sqrt(d_in), as PyTorch's do.
 local Linear = nn.class "Linear"
 nn.Linear = Linear
@@ -54,10 +56,12 @@ end
 function Linear:forward(x) return rille.linear(x, self:matrix(), self.bias, self.act) end
 
 function Linear:extra()
-  return ("(%d -> %d%s)"):format(self.d_in, self.d_out, self.tied and ", tied to " .. self.tied or "")
+  local tied = self.tied and ", tied to " .. self.tied or ""
+  return ("(%d -> %d%s)"):format(self.d_in, self.d_out, tied)
 end
 
---- ids[B, T] i64 -> weight[ids] (+ position[0 .. T-1] if positions = maximum T) : [B, T, C]. Begins normal(0, 0.02).
+--- ids[B, T] i64 -> weight[ids] (+ position[0 .. T-1] if positions = maximum T) : [B, T, C]. Begins
+--- normal(0, 0.02).
 local TokenEmbedding = nn.class "TokenEmbedding"
 nn.TokenEmbedding = TokenEmbedding
 
@@ -113,7 +117,8 @@ end
 
 function RMSNorm:forward(x) return rille.rms_norm(x, self.weight, self.eps) end
 
---- Multi-head attention with one projection for q, k and v. Options: causal, kv_heads (grouped queries),
+--- Multi-head attention with one projection for q, k and v. Options: causal, kv_heads (grouped
+--- queries),
 --- window (the last keys only), rotary (true, or theta), bias. x[B, T, d] -> [B, T, d].
 local Attention = nn.class "Attention"
 nn.Attention = Attention
@@ -153,7 +158,8 @@ function Attention:forward(x, mask)
   return self.proj(y:view(B, T, H * D))
 end
 
---- d -> hidden -> d with an activation between; act = "swiglu" is silu(x Wg) * (x Wu) (arXiv:2002.05202).
+--- d -> hidden -> d with an activation between; act = "swiglu" is silu(x Wg) * (x Wu)
+--- (arXiv:2002.05202).
 local MLP = nn.class "MLP"
 nn.MLP = MLP
 
@@ -179,7 +185,8 @@ function MLP:forward(x)
   return self.down(self.up(x))
 end
 
---- x / (1 - p), or 0 with probability p, in training; the mask depends on seed, step and sample alone.
+--- x / (1 - p), or 0 with probability p, in training; the mask depends on seed, step and sample
+--- alone.
 local Dropout = nn.class "Dropout"
 nn.Dropout = Dropout
 

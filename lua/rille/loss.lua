@@ -1,8 +1,10 @@
--- loss - losses under the trainer's contract: a loss gives (sum, count), so that any cut of a batch into
+-- loss - losses under the trainer's contract: a loss gives (sum, count), so that any cut of a batch
+-- into
 -- microbatches or ranks gives the gradient of the one mean.
 --
 -- A loss is called as loss(output, target) -> sum, count. It may have
---   slots(target)   how many entries the target has: the divisor of backward, the same for every layout
+--   slots(target)   how many entries the target has: the divisor of backward, the same for every
+-- layout
 --   count(target)   how many of them count, in advance (ignored ones do not)
 --   reduction       "sum": not divided at all
 local rille = require "rille"
@@ -48,7 +50,8 @@ local function not_ignored(options, target)
   return rille.no_grad(function() return (target:ne(options.ignore_index)):sum():item() end)
 end
 
---- logits[..., V], target[...] i64 -> sum over rows of -log softmax(logits)[target], number of rows that count.
+--- logits[..., V], target[...] i64 -> sum over rows of -log softmax(logits)[target], number of rows
+--- that count.
 define("cross_entropy",
   { ignore_index = -100, label_smoothing = 0, z_loss = 0, reduction = "mean" },
   function(o, logits, target)

@@ -1,8 +1,11 @@
 -- nn - modules: classes whose parameters and children register in order of creation.
 --
--- A module is a table whose class has a method forward; calling the module calls it. Its children and
--- parameters are the fields assigned to it; their path from the root ("h.3.attn.weight") names them in
--- state dicts, error messages and random streams. Nothing here holds values: a parameter is declared with
+-- A module is a table whose class has a method forward; calling the module calls it. Its children
+-- and
+-- parameters are the fields assigned to it; their path from the root ("h.3.attn.weight") names them
+-- in
+-- state dicts, error messages and random streams. Nothing here holds values: a parameter is
+-- declared with
 -- a shape and a recipe, and gets storage when it is first touched or an optimizer gathers it.
 --
 -- Invariants:
@@ -103,7 +106,8 @@ local function new_instance(class, ...)
   return module
 end
 
---- A new class of modules: `local Block = nn.class "Block"`, then Block:init(...) and Block:forward(...).
+--- A new class of modules: `local Block = nn.class "Block"`, then Block:init(...) and
+--- Block:forward(...).
 ---@param name string
 ---@param base table? a class to inherit from
 function nn.class(name, base)
@@ -125,7 +129,7 @@ function nn.class(name, base)
   return class
 end
 
-function Module:init() end
+function Module.init() end
 
 function Module:forward()
   error(("%s has no forward: define function %s:forward(x)"):format(self._class, self._class), 2)
@@ -204,7 +208,8 @@ function Module:root()
   return at
 end
 
---- fn(module, ...results) after every forward of the module at `path`; what it returns replaces the results.
+--- fn(module, ...results) after every forward of the module at `path`; what it returns replaces the
+--- results.
 ---@return fun() remove
 function Module:on(path, fn)
   local module = path == "" and self or self:get(path)
@@ -221,7 +226,7 @@ end
 
 --- The parts that a pipeline may put on different ranks: a list of modules, called in order.
 function Module:units()
-  error(([[%s has no units to split: give it a method that lists the modules its forward calls in order, like
+  error(([[%s has no units to split: list the modules that its forward calls, in order, like
   function %s:units() return {self.embed, self.block0, self.block1, self.head} end]])
     :format(self._class, self._class), 2)
 end
@@ -251,7 +256,8 @@ function Module:buffer(name, tensor)
   rawset(self, name, tensor)
 end
 
---- Changes a buffer: fn(old) -> new. Within a trainer step it is applied at the step's end, in the order of
+--- Changes a buffer: fn(old) -> new. Within a trainer step it is applied at the step's end, in the
+--- order of
 --- microbatches; a recomputation never applies it.
 function Module:update_buffer(name, fn)
   if self._buffers[name] == nil then
@@ -287,7 +293,8 @@ end
 
 local function shape_text(t) return "[" .. table.concat({ t:shape() }, ", ") .. "]" end
 
---- Copies values from a list of {name, tensor}, a table name -> tensor, or a path of a safetensors file.
+--- Copies values from a list of {name, tensor}, a table name -> tensor, or a path of a safetensors
+--- file.
 --- One error reports all that is missing, superfluous or of another shape; nothing is changed then.
 function Module:load_state_dict(state, options)
   local source = {}
@@ -319,8 +326,9 @@ function Module:load_state_dict(state, options)
   end
   local strict = not options or options.strict ~= false
   if #problems > 0 and strict then
-    error(("load_state_dict: %d of the names do not match\n%s\n  (options {strict = false} copies the rest)")
-      :format(#problems, table.concat(problems, "\n")), 2)
+    error(("load_state_dict: %d of the names do not match\n%s\n"
+      .. "  hint: {strict = false} copies the rest"):format(#problems,
+      table.concat(problems, "\n")), 2)
   end
   rille.no_grad(function()
     for _, pair in ipairs(copies) do pair[1]:copy_(pair[2]) end
@@ -331,7 +339,7 @@ end
 --- Writes parameters and buffers to a safetensors file, by name.
 function Module:save(path) rille.save(path, self:state_dict()) end
 
-function Module:extra() return "" end
+function Module.extra() return "" end
 
 --- A tree of the module's parts with the shapes of parameters.
 function Module:describe(indent, name)
@@ -378,7 +386,8 @@ local function chain_forward(self, ...)
   return run_chain(modules, ...)
 end
 
---- Modules in a row: nn.Sequential{{"wte", embedding}, {"h", blocks}} or nn.Sequential{a, b} (named "0", "1").
+--- Modules in a row: nn.Sequential{{"wte", embedding}, {"h", blocks}} or nn.Sequential{a, b} (named
+--- "0", "1").
 local Sequential = nn.class "Sequential"
 nn.Sequential = Sequential
 
@@ -416,7 +425,8 @@ end
 Repeat.forward = chain_forward
 Repeat.units = chain_units
 
---- A list of modules to call as one likes: self.blocks[0], #self.blocks, for i, m in self.blocks:each().
+--- A list of modules to call as one likes: self.blocks[0], #self.blocks, for i, m in
+--- self.blocks:each().
 local List = nn.class "List"
 nn.List = List
 
@@ -454,8 +464,10 @@ end
 
 -- ---- options of constructors
 
---- Positional arguments, or one table whose array part is positional and whose hash part is options:
---- opts("Linear", {...}, {"d_in", "d_out"}, {bias = true}) -> table by name. Unknown ones are refused.
+--- Positional arguments, or one table whose array part is positional and whose hash part is
+--- options:
+--- opts("Linear", {...}, {"d_in", "d_out"}, {bias = true}) -> table by name. Unknown ones are
+--- refused.
 function nn.arguments(class, given, names, defaults)
   local out = {}
   for key, value in pairs(defaults) do

@@ -1,0 +1,160 @@
+-- checkpoint - writing and reading a trainer's whole state, exactly.
+--
+-- One safetensors file a checkpoint: model.<name>, buffer.<name>, optimizer.<state>.<name>, and a
+-- JSON record
+-- under the metadata key "rille". checkpoint.json beside it names the latest complete one. Both
+-- appear by
+-- rename, so an interruption at any point leaves the previous checkpoint usable.
+local rille = require "rille"
+local core = rille.core
+
+local checkpoint = {}
+
+local POINTER = "checkpoint.json"
+local EXIT_STOPPED = 75
+
+--- Reads the trainer option checkpoint = {every =, keep =}.
+function checkpoint.configure(trainer, spec)
+  spec = spec or {}
+  for key in pairs(spec) do
+    if key ~= "every" and key ~= "keep" then
+      error(("Trainer: checkpoint has no option %q: every, keep"):format(tostring(key)), 0)
+    end
+  end
+  trainer.checkpoint_every = spec.every or 0
+  trainer.checkpoint_keep = spec.keep or 2
+  trainer.checkpoints = {}
+  if trainer.checkpoint_every > 0 and not trainer.out then
+    error("Trainer: checkpoint.every needs out, the directory to write to", 0)
+  end
+end
+
+local function all_tensors(trainer)
+  local list = {}
+  local function add(prefix, entries)
+    for _, entry in ipairs(entries) do table.insert(list, { prefix .. entry[1], entry[2] }) end
+  end
+  add("model.", trainer.model:named_parameters())
+  add("buffer.", trainer.model:named_buffers())
+  add("optimizer.", trainer.optimizer:state())
+  return list
+end
+
+local function record_of(trainer)
+  return {
+    format = 1, step = trainer.step_count, samples_seen = trainer.samples_seen,
+    seed = core.seed(), draws = core.draws(), optimizer = trainer.optimizer.name,
+    optimizer_steps = trainer.optimizer.steps_done, fingerprint = trainer:fingerprint(),
+  }
+end
+
+--- Writes a checkpoint to `path` (default: a file in the trainer's out directory); returns the
+--- path.
+function checkpoint.save(trainer, path)
+  local own = path == nil
+  if own then
+    if not trainer.out then error("save needs a path, or a trainer with out", 0) end
+    core.make_directory(trainer.out)
+    path = ("%s/checkpoint-%08d.safetensors"):format(trainer.out, trainer.step_count)
+  end
+  local record = record_of(trainer)
+  rille.save(path, all_tensors(trainer), { rille = core.json_encode(record) })
+  if own then
+    core.write_atomic(trainer.out .. "/" .. POINTER,
+      core.json_encode { step = record.step, file = path:match("[^/]+$") } .. "\n")
+    checkpoint.prune(trainer, path)
+  end
+  return path
+end
+
+-- Old checkpoints of this run beyond the number to keep go.
+function checkpoint.prune(trainer, path)
+  local list = trainer.checkpoints
+  for i, known in ipairs(list) do
+    if known == path then table.remove(list, i) break end
+  end
+  table.insert(list, path)
+  while #list > math.max(trainer.checkpoint_keep, 1) do os.remove(table.remove(list, 1)) end
+end
+
+-- The file that a path means: itself, or what checkpoint.json in the directory names.
+local function locate(path)
+  local pointer = path .. "/" .. POINTER
+  local f = io.open(pointer)
+  if not f then return path end
+  local text = f:read("a")
+  f:close()
+  local ok, record = pcall(core.json_decode, text)
+  if not ok or type(record) ~= "table" or type(record.file) ~= "string" then
+    error(("%s is not a checkpoint pointer: %s"):format(pointer, tostring(record)), 0)
+  end
+  return path .. "/" .. record.file
+end
+
+local function read_record(path, metadata)
+  local ok, record = pcall(core.json_decode, metadata.rille or "")
+  if not ok or type(record) ~= "table" or record.format ~= 1 then
+    error(("%s has no trainer record: it is no checkpoint of a trainer\n"
+      .. "  hint: model:load_state_dict reads plain weights"):format(path), 0)
+  end
+  return record
+end
+
+--- Brings a trainer to the state of a checkpoint, exactly. Errors name what does not fit; nothing
+--- changes then.
+function checkpoint.resume(trainer, path)
+  path = locate(path)
+  local tensors, metadata = rille.load(path)
+  local record = read_record(path, metadata)
+  if record.optimizer ~= trainer.optimizer.name then
+    error(("%s was written with the optimizer %s, this run has %s"):format(path, record.optimizer,
+      trainer.optimizer.name), 0)
+  end
+  local problems, copies = {}, {}
+  for _, entry in ipairs(all_tensors(trainer)) do
+    local value = tensors[entry[1]]
+    local want = table.concat({ entry[2]:shape() }, ", ")
+    local have = value and table.concat({ value:shape() }, ", ")
+    if want == have then
+      table.insert(copies, { entry[2], value })
+    else
+      table.insert(problems, ("  %s [%s] %s"):format(entry[1], want,
+        value and "is [" .. have .. "] in the file" or "is missing"))
+    end
+    tensors[entry[1]] = nil
+  end
+  for name in pairs(tensors) do table.insert(problems, "  " .. name .. " is not in this run") end
+  if #problems > 0 then
+    table.sort(problems)
+    error(("%s does not fit this run:\n%s"):format(path, table.concat(problems, "\n")), 0)
+  end
+  rille.no_grad(function()
+    for _, pair in ipairs(copies) do pair[1]:copy_(pair[2]) end
+  end)
+  trainer.step_count, trainer.samples_seen = record.step, record.samples_seen
+  trainer.optimizer.steps_done = record.optimizer_steps
+  core.seed(record.seed)
+  core.draws(record.draws)
+  if trainer:fingerprint() ~= record.fingerprint then
+    error(("%s: the weights' fingerprint is %s, the checkpoint says %s"):format(path,
+      trainer:fingerprint(), record.fingerprint), 0)
+  end
+  trainer.checkpoints = { path }
+  return record.step
+end
+
+--- After each step of the loop: a checkpoint when one is due, and the end when somebody asked for
+--- it.
+function checkpoint.after_step(trainer, metrics)
+  local due = trainer.checkpoint_every > 0 and trainer.step_count % trainer.checkpoint_every == 0
+  local signal = core.stop_requested()
+  if due or (signal and trainer.out) then checkpoint.save(trainer) end
+  if not signal then return end
+  metrics:say(("%s: stopped after step %d%s"):format(signal, trainer.step_count,
+    trainer.out and ", checkpoint written to " .. trainer.out or
+    ", without a checkpoint (the trainer has no out directory)"))
+  metrics:close()
+  rille.exit(trainer.out and EXIT_STOPPED or 1)
+end
+
+return checkpoint

@@ -1,0 +1,247 @@
+-- optim - optimizers over flat weight sets, learning-rate schedules, the one global gradient norm.
+--
+-- Parameters are sorted into groups (by default: matrices decay, vectors do not) and each (group,
+-- dtype)
+-- becomes one flat set that is updated in one pass.
+local rille = require "rille"
+local core = rille.core
+
+local optim = {}
+
+-- ---- learning rates: factors of the base rate as functions of the step (from 1) and the total
+
+-- Reaches 1 at step `warmup`.
+local function warming(step, warmup) return warmup > 0 and math.min(step / warmup, 1) or 1 end
+
+-- How far from the end of warm-up to the end of training, 0 .. 1.
+local function progress(step, o)
+  local span = math.max(o.total - o.warmup, 1)
+  return math.min(math.max(step - o.warmup, 0) / span, 1)
+end
+
+local schedules = {
+  constant = function(step, o) return warming(step, o.warmup) end,
+  -- down in a straight line to `min`
+  linear = function(step, o)
+    return warming(step, o.warmup) * (1 - (1 - o.min) * progress(step, o))
+  end,
+  -- half a cosine down to `min` (arXiv:1608.03983 without restarts)
+  cosine = function(step, o)
+    local fall = 0.5 * (1 + math.cos(math.pi * progress(step, o)))
+    return warming(step, o.warmup) * (o.min + (1 - o.min) * fall)
+  end,
+  -- warm-up, stable, decay: in a straight line over the last `decay` of all steps (arXiv:2404.06395
+  -- 4)
+  wsd = function(step, o)
+    local start = o.total * (1 - o.decay)
+    local fall = math.min(math.max((step - start) / math.max(o.total - start, 1), 0), 1)
+    return warming(step, o.warmup) * (1 - (1 - o.min) * fall)
+  end,
+}
+
+local function names_of(t)
+  local names = {}
+  for name in pairs(t) do table.insert(names, name) end
+  table.sort(names)
+  return names
+end
+
+local function check_options(where, given, known)
+  for key in pairs(given) do
+    if type(key) == "string" and known[key] == nil then
+      error(("%s has no option %q%s"):format(where, key,
+        rille.did_you_mean(key, names_of(known))), 0)
+    end
+  end
+end
+
+--- A schedule: "cosine", or {"cosine", warmup = 100, total = 1000, min = 0.1}, or a function(step)
+--- -> factor.
+--- total defaults to the trainer's number of steps.
+function optim.schedule(spec)
+  if type(spec) == "function" then return spec end
+  if type(spec) == "string" then spec = { spec } end
+  local name = spec[1] or "constant"
+  local shape = schedules[name]
+  if not shape then
+    error(("there is no learning-rate schedule %q: %s"):format(tostring(name),
+      table.concat(names_of(schedules), ", ")), 0)
+  end
+  local o = { warmup = 0, total = 0, min = 0, decay = 0.2 }
+  check_options("schedule " .. name, spec, o)
+  for key in pairs(o) do
+    if spec[key] ~= nil then o[key] = spec[key] end
+  end
+  local needs_total = name ~= "constant"
+  return function(step, total)
+    local known = { warmup = o.warmup, min = o.min, decay = o.decay,
+      total = o.total > 0 and o.total or total or 0 }
+    if needs_total and known.total <= 0 then
+      error(("schedule %s needs total = the number of steps"):format(name), 0)
+    end
+    return shape(step, known)
+  end
+end
+
+-- ---- groups
+
+-- The group of a parameter: the first whose `match` (a Lua pattern) or `of` (a function) fits.
+local function default_groups(o)
+  return {
+    { of = function(_, p) return p:ndim() >= 2 end, weight_decay = o.weight_decay },
+    { of = function() return true end, weight_decay = 0 },
+  }
+end
+
+local function group_of(groups, name, p)
+  for i, group in ipairs(groups) do
+    if (group.match and name:find(group.match)) or (group.of and group.of(name, p)) or
+      not (group.match or group.of) then
+      return i
+    end
+  end
+  error(("parameter %s is in no group: end the list with a group without match"):format(name), 0)
+end
+
+-- ---- optimizers
+
+local Optimizer = {}
+Optimizer.__index = Optimizer
+
+local kinds = {
+  adamw = {
+    defaults = { lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8, weight_decay = 0.01 },
+    state = { "m", "v" },
+    step = function(set, o, g, lr, scale, step)
+      core.adamw(set, {
+        lr = lr, beta1 = o.betas[1], beta2 = o.betas[2], eps = o.eps, decay = g.weight_decay or 0,
+        grad_scale = scale, step = step,
+      })
+    end,
+  },
+  sgd = {
+    defaults = { lr = 1e-2, momentum = 0, dampening = 0, nesterov = false, weight_decay = 0 },
+    state = { "momentum" },
+    step = function(set, o, g, lr, scale, step)
+      core.sgd(set, {
+        lr = lr, momentum = o.momentum, dampening = o.dampening, nesterov = o.nesterov,
+        decay = g.weight_decay or 0, grad_scale = scale, is_first = step == 1,
+      })
+    end,
+  },
+}
+
+--- An optimizer over {name, tensor} pairs (model:named_parameters()) by a spec such as
+--- {"adamw", lr = 3e-4, betas = {0.9, 0.95}, weight_decay = 0.1, clip = 1.0, schedule = {"cosine",
+--- warmup = 100},
+---  groups = {{match = "wte", lr = 0.1, weight_decay = 0}, {weight_decay = 0.1}}}. A group's lr is
+--- a factor.
+---@param named table[]
+---@param spec table|string
+function optim.new(named, spec)
+  if type(spec) == "string" then spec = { spec } end
+  local kind = kinds[spec[1]]
+  if not kind then
+    error(("there is no optimizer %q: %s%s"):format(tostring(spec[1]),
+      table.concat(names_of(kinds), ", "),
+      rille.did_you_mean(tostring(spec[1]), names_of(kinds))), 0)
+  end
+  local known = { clip = true, clip_norm = true, schedule = true, groups = true }
+  for key in pairs(kind.defaults) do known[key] = true end
+  check_options(spec[1], spec, known)
+  local o = {}
+  for key, value in pairs(kind.defaults) do
+    if spec[key] ~= nil then o[key] = spec[key] else o[key] = value end
+  end
+  local self = setmetatable({
+    name = spec[1], kind = kind, options = o, clip = spec.clip,
+    clip_norm = spec.clip_norm or 2, steps_done = 0, named = named,
+    schedule = optim.schedule(spec.schedule or "constant"),
+    groups = spec.groups or default_groups(o),
+  }, Optimizer)
+  self:gather()
+  return self
+end
+
+-- Sorts parameters into sets: one for each (group, dtype), in order of first appearance.
+function Optimizer:gather()
+  self.sets, self.places = {}, {}
+  local by_key = {}
+  for _, entry in ipairs(self.named) do
+    local name, p = entry[1], entry[2]
+    local g = group_of(self.groups, name, p)
+    local key = g .. " " .. p:dtype()
+    if not by_key[key] then
+      by_key[key] = { group = self.groups[g], params = {}, names = {} }
+      table.insert(self.sets, by_key[key])
+    end
+    local part = by_key[key]
+    table.insert(part.params, p)
+    table.insert(part.names, name)
+    table.insert(self.places, { name = name, part = part, index = #part.params })
+  end
+  for i, part in ipairs(self.sets) do part.set = core.weightset(part.params, i - 1) end
+end
+
+--- Forgets all gradients.
+function Optimizer:zero_grad()
+  for _, part in ipairs(self.sets) do part.set:zero_grads() end
+end
+
+--- The global norm of all gradients: squares in f64 per parameter, summed in the model's order of
+--- parameters;
+--- for infinity = true the largest magnitude.
+function Optimizer:grad_norm(infinity)
+  for _, part in ipairs(self.sets) do part.norms = core.grad_norms(part.set, infinity == true) end
+  local total = 0.0
+  for _, place in ipairs(self.places) do
+    local norm = place.part.norms[place.index]
+    if infinity then
+      if norm > total or norm ~= norm then total = norm end
+    else
+      total = total + norm
+    end
+  end
+  return infinity and total or math.sqrt(total)
+end
+
+--- The learning rate of a step (from 1).
+function Optimizer:lr(step, total) return self.options.lr * self.schedule(step, total) end
+
+--- One update. scale multiplies the gradients (default 1); returns the norm of the scaled gradients
+--- before
+--- clipping, and the learning rate. With skip_nonfinite, a norm that is not finite changes nothing.
+function Optimizer:step(scale, total, skip_nonfinite)
+  scale = scale or 1
+  local norm = self:grad_norm(self.clip_norm == math.huge or self.clip_norm == "inf") * scale
+  local lr = self:lr(self.steps_done + 1, total)
+  local finite = norm - norm == 0
+  if not finite and skip_nonfinite then return norm, lr, false end
+  if self.clip and norm > self.clip then scale = scale * (self.clip / norm) end
+  self.steps_done = self.steps_done + 1
+  for _, part in ipairs(self.sets) do
+    self.kind.step(part.set, self.options, part.group, lr * (part.group.lr or 1), scale,
+      self.steps_done)
+  end
+  return norm, lr, finite
+end
+
+--- State by name, for checkpoints: a list of {"m.h.0.mlp.up.weight", tensor}; bf16 weights add
+--- their f32 copy.
+function Optimizer:state()
+  local list = {}
+  for _, place in ipairs(self.places) do
+    local set = place.part.set
+    for i, what in ipairs(self.kind.state) do
+      if not (self.name == "sgd" and self.options.momentum == 0) then
+        table.insert(list, { what .. "." .. place.name, core.slot(set, place.index - 1, i - 1) })
+      end
+    end
+    if place.part.params[1]:dtype() == "bf16" then
+      table.insert(list, { "master." .. place.name, core.slot(set, place.index - 1, 2) })
+    end
+  end
+  return list
+end
+
+return optim

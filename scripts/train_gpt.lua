@@ -1,0 +1,71 @@
+-- train_gpt - trains a GPT on a text and writes some. Options: rille scripts/train_gpt.lua --help
+local rille = require "rille"
+local nn = rille.nn
+local gpt = require "models.gpt"
+
+local o = rille.options {
+  help = "Trains a GPT on the bytes of a text file, then samples from it.",
+  { "text", "runs/kjv.txt", "any text file" },
+  { "out", nil, "directory for metrics and checkpoints", type = "string" },
+  { "resume", nil, "go on from a checkpoint file or run directory", type = "string" },
+  { "steps", 1000, "training steps" },
+  { "style", "gpt2", "kind of blocks", choices = { "gpt2", "llama" } },
+  { "layers", 6, "blocks" },
+  { "heads", 6, "attention heads" },
+  { "kv-heads", 0, "key heads, shared by groups of heads (0: one each)" },
+  { "d", 384, "width" },
+  { "T", 256, "bytes of context" },
+  { "dropout", 0.0, "dropout probability" },
+  { "global", 32, "samples a step, over all ranks" },
+  { "micro", 8, "samples a microbatch" },
+  { "lr", 1e-3, "highest learning rate" },
+  { "min-lr", 0.1, "last learning rate, as a share of the highest" },
+  { "warmup", 50, "steps of warm-up" },
+  { "schedule", "cosine", "learning-rate schedule",
+    choices = { "constant", "linear", "cosine", "wsd" } },
+  { "weight-decay", 0.1, "of matrices" },
+  { "clip", 1.0, "largest gradient norm" },
+  { "recompute", false, "run each block's forward again in backward instead of keeping it" },
+  { "eval-every", 200, "steps between evaluations on held-out text" },
+  { "eval-batches", 20, "microbatches of an evaluation" },
+  { "save-every", 0, "steps between checkpoints (needs --out)" },
+  { "sample", 400, "bytes to write at the end" },
+  { "prompt", "In the beginning", "what the sample begins with" },
+  { "temperature", 0.8, "of sampling" },
+  { "top-k", 0, "sample from the k likeliest bytes only (0: all)" },
+  { "top-p", 0.95, "sample from the likeliest bytes that make up this probability" },
+  { "log", 10, "steps between progress lines" },
+  { "seed", 0, "of weights, dropout, data order" },
+}
+
+local data = rille.data.text { o.text, T = o.T, seed = o.seed }
+local model = gpt {
+  vocab = data.vocab, T = o.T, d = o.d, layers = o.layers, heads = o.heads,
+  kv_heads = o.kv_heads > 0 and o.kv_heads or nil, style = o.style, dropout = o.dropout,
+}
+local trainer = rille.Trainer {
+  model = model, loss = nn.cross_entropy, seed = o.seed, out = o.out, steps = o.steps, log = o.log,
+  optimizer = { "adamw", lr = o.lr, betas = { 0.9, 0.95 }, weight_decay = o.weight_decay,
+    clip = o.clip, schedule = { o.schedule, warmup = o.warmup, min = o.min_lr } },
+  batch = { global = o.global, micro = o.micro }, recompute = o.recompute,
+  checkpoint = { every = o.save_every },
+}
+if o.resume then print(("resumed at step %d"):format(trainer:resume(o.resume))) end
+print(("GPT (%s): %d blocks, d %d, %d heads, %.1f M parameters; %d samples of %d bytes a step")
+  :format(o.style, o.layers, o.d, o.heads, model:n_parameters() / 1e6, o.global, o.T))
+
+for step, batch in trainer:steps(data.train, o.steps) do
+  trainer:step(batch)
+  if step % o.eval_every == 0 or step == o.steps then
+    trainer:say("step %d | held-out loss %.4f nats per byte", step,
+      trainer:evaluate(data.val, o.eval_batches))
+  end
+end
+if o.out then trainer:save() end
+
+if o.sample > 0 then
+  local ids = rille.sample(model, data.encode(o.prompt), o.sample, {
+    temperature = o.temperature, top_k = o.top_k, top_p = o.top_p, seed = o.seed, context = o.T,
+  })
+  print("\n" .. o.prompt .. data.decode(ids))
+end

@@ -73,6 +73,15 @@ static int mark_data(lua_State *L) {
   return 1;
 }
 
+// release(t): a handle that owns its bytes gives them up; what backward saved of them lives on.
+// Other handles, parameters, and what is no tensor are left alone.
+static int release(lua_State *L) {
+  Rille *r = binding_of(L);
+  Tensor *t = lua_gettop(L) > 0 ? tensor_at(L, r, 1) : NULL;
+  if (t && !t->weak && !t->param && t->storage) tensor_weaken(t);
+  return 0;
+}
+
 static int recomputing(lua_State *L) {
   lua_pushboolean(L, binding_of(L)->ctx->recomputing);
   return 1;
@@ -316,6 +325,7 @@ static const luaL_Reg core_functions[] = {
     {"place", place},
     {"end_microbatch", end_microbatch},
     {"data", mark_data},
+    {"release", release},
     {"recomputing", recomputing},
     {"scope", run_scope},
     {"module_enter", module_enter},

@@ -43,7 +43,7 @@ end
 local function record_of(trainer)
   return {
     format = 1, step = trainer.step_count, samples_seen = trainer.samples_seen,
-    seed = core.seed(), draws = core.draws(), optimizer = trainer.optimizer.name,
+    random = rille.random_state(), optimizer = trainer.optimizer.name,
     optimizer_steps = trainer.optimizer.steps_done, fingerprint = trainer:fingerprint(),
   }
 end
@@ -111,6 +111,7 @@ function checkpoint.resume(trainer, path)
       trainer.optimizer.name), 0)
   end
   local problems, copies = {}, {}
+  trainer.optimizer.steps_done = record.optimizer_steps
   for _, entry in ipairs(all_tensors(trainer)) do
     local value = tensors[entry[1]]
     local want = table.concat({ entry[2]:shape() }, ", ")
@@ -133,8 +134,7 @@ function checkpoint.resume(trainer, path)
   end)
   trainer.step_count, trainer.samples_seen = record.step, record.samples_seen
   trainer.optimizer.steps_done = record.optimizer_steps
-  core.seed(record.seed)
-  core.draws(record.draws)
+  rille.random_state(record.random)
   if trainer:fingerprint() ~= record.fingerprint then
     error(("%s: the weights' fingerprint is %s, the checkpoint says %s"):format(path,
       trainer:fingerprint(), record.fingerprint), 0)

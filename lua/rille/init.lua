@@ -3,20 +3,26 @@
 local rille <const> = ...
 local core <const> = rille.core
 
---- Modules of the library, and names that a module provides at the top level.
-local modules <const> = {
+--- Names at the top level and the module that brings each: a table of that name, or the module itself.
+local homes <const> = {
   nn = "rille.nn", optim = "rille.optim", data = "rille.data", cli = "rille.cli",
-}
-local members <const> = {
-  Trainer = "rille.trainer", help = "rille.help", gradcheck = "rille.gradcheck",
+  Trainer = "rille.trainer", add_loss = "rille.trainer", help = "rille.help",
+  gradcheck = "rille.gradcheck", options = "rille.cli", did_you_mean = "rille.cli",
+  sample = "rille.sample", Metrics = "rille.metrics", load = "rille.state", save = "rille.state",
+  cross_entropy = "rille.loss", mse = "rille.loss",
 }
 
 setmetatable(rille, {
   __index = function(self, key)
-    local value
-    if modules[key] then value = require(modules[key])
-    elseif members[key] then value = require(members[key])[key] end
-    if value ~= nil then rawset(self, key, value) end
+    local home = homes[key]
+    if not home then return nil end
+    local module = require(home)
+    local value = rawget(self, key)
+    if value == nil then
+      value = "rille." .. key == home and type(module) == "table" and module[key] == nil and module
+        or module[key]
+      rawset(self, key, value)
+    end
     return value
   end,
 })

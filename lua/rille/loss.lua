@@ -67,16 +67,18 @@ define("mse", { reduction = "mean" },
   function(_, target) return target:numel() end)
 
 --- The mean loss as one tensor, for loops of one's own.
-function rille.cross_entropy(logits, target, options)
+local losses = {}
+
+function losses.cross_entropy(logits, target, options)
   local loss = options and nn.cross_entropy(options) or nn.cross_entropy
   local sum, count = loss(logits, target)
   if loss.reduction == "sum" then return sum end
   return sum / math.max(count, 1)
 end
 
-function rille.mse(x, target)
+function losses.mse(x, target)
   local sum, count = nn.mse(x, target)
   return sum / math.max(count, 1)
 end
 
-return Loss
+return losses

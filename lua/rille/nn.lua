@@ -28,7 +28,7 @@ nn.Module = Module
 local function is_module(v) return type(v) == "table" and rawget(v, "_items") ~= nil end
 nn.is_module = is_module
 
-local function is_parameter(v) return rille.is_tensor(v) and v:is_parameter() end
+local function is_parameter(v) return rille.is_tensor(v) and v:is_param() end
 
 local function join(path, name) return path == "" and name or path .. "." .. name end
 
@@ -76,25 +76,19 @@ local function new_index(module, name, value)
   end
 end
 
--- Hooks, then the results: module_leave has no cost beyond a pointer.
-local function finish(module, ...)
-  local hooks = rawget(module, "_hooks")
-  if not hooks then
-    core.module_leave()
-    return ...
-  end
-  local results = table.pack(...)
-  for _, hook in ipairs(hooks) do
+-- forward, then the hooks; what a hook returns replaces the results.
+local function forward_with_hooks(module, ...)
+  local results = table.pack(module:forward(...))
+  for _, hook in ipairs(rawget(module, "_hooks")) do
     local replaced = table.pack(hook(module, table.unpack(results, 1, results.n)))
     if replaced.n > 0 and replaced[1] ~= nil then results = replaced end
   end
-  core.module_leave()
   return table.unpack(results, 1, results.n)
 end
 
 local function call(module, ...)
-  core.module_enter(module._path, rawget(module, "_parent") == nil)
-  return finish(module, module:forward(...))
+  local forward = rawget(module, "_hooks") and forward_with_hooks or module.forward
+  return core.module_call(module._path, forward, module, ...)
 end
 
 local function new_instance(class, ...)
@@ -514,5 +508,9 @@ function nn.Parameter(shape, options)
   if options.init then options.init(p) end
   return p
 end
+
+package.loaded["rille.nn"] = nn -- the layers and losses below add to it
+require "rille.layers"
+require "rille.loss"
 
 return nn

@@ -113,20 +113,20 @@ local kinds = {
     defaults = { lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8, weight_decay = 0.01 },
     state = { "m", "v" },
     step = function(set, o, g, lr, scale, step)
-      core.adamw(set, {
+      set:adamw {
         lr = lr, beta1 = o.betas[1], beta2 = o.betas[2], eps = o.eps, decay = g.weight_decay or 0,
         grad_scale = scale, step = step,
-      })
+      }
     end,
   },
   sgd = {
     defaults = { lr = 1e-2, momentum = 0, dampening = 0, nesterov = false, weight_decay = 0 },
     state = { "momentum" },
     step = function(set, o, g, lr, scale, step)
-      core.sgd(set, {
+      set:sgd {
         lr = lr, momentum = o.momentum, dampening = o.dampening, nesterov = o.nesterov,
         decay = g.weight_decay or 0, grad_scale = scale, is_first = step == 1,
-      })
+      }
     end,
   },
 }
@@ -192,7 +192,7 @@ end
 --- parameters;
 --- for infinity = true the largest magnitude.
 function Optimizer:grad_norm(infinity)
-  for _, part in ipairs(self.sets) do part.norms = core.grad_norms(part.set, infinity == true) end
+  for _, part in ipairs(self.sets) do part.norms = part.set:grad_norms(infinity == true) end
   local total = 0.0
   for _, place in ipairs(self.places) do
     local norm = place.part.norms[place.index]
@@ -226,20 +226,24 @@ function Optimizer:step(scale, total, skip_nonfinite)
   return norm, lr, finite
 end
 
---- State by name, for checkpoints: a list of {"m.h.0.mlp.up.weight", tensor}; bf16 weights add
---- their f32 copy.
+local MASTER = 2 -- the state index of the f32 copy of bf16 weights
+
+--- State by name, for checkpoints: a list of {"m.h.0.mlp.up.weight", tensor}. bf16 weights add
+--- their f32 copy, once there is one (from the first step on).
 function Optimizer:state()
   local list = {}
+  local names = self.name == "sgd" and self.options.momentum == 0 and {} or self.kind.state
+  for _, part in ipairs(self.sets) do
+    for i = 1, #names do part.set:state(i - 1) end -- made, if it is not there yet
+    if part.set:dtype() == "bf16" and self.steps_done > 0 then part.set:state(MASTER) end
+  end
   for _, place in ipairs(self.places) do
-    local set = place.part.set
-    for i, what in ipairs(self.kind.state) do
-      if not (self.name == "sgd" and self.options.momentum == 0) then
-        table.insert(list, { what .. "." .. place.name, core.slot(set, place.index - 1, i - 1) })
-      end
+    local set, p = place.part.set, place.part.params[place.index]
+    for i, what in ipairs(names) do
+      table.insert(list, { what .. "." .. place.name, set:state_of(p, i - 1) })
     end
-    if place.part.params[1]:dtype() == "bf16" then
-      table.insert(list, { "master." .. place.name, core.slot(set, place.index - 1, 2) })
-    end
+    local master = set:state_of(p, MASTER)
+    if master then table.insert(list, { "master." .. place.name, master }) end
   end
   return list
 end

@@ -18,6 +18,8 @@ local checkpoint = require "rille.checkpoint"
 local Trainer = {}
 Trainer.__index = Trainer
 
+local trainer = {}
+
 local known_options = {
   model = true, loss = true, optimizer = true, batch = true, parallel = true, recompute = true,
   seed = true, out = true, log = true, checkpoint = true, nonfinite = true, steps = true,
@@ -86,7 +88,7 @@ function Trainer.new(options)
     fail("Trainer: nonfinite = %q, valid are stop and skip", tostring(self.nonfinite))
   end
   self.global, self.micro = check_batch(options.batch)
-  core.seed(options.seed or core.seed())
+  if options.seed then rille.manual_seed(options.seed) end
   self.units = self.model.units ~= nn.Module.units and self.model:units() or { self.model }
   self.optimizer = optim.new(self.model:named_parameters(), options.optimizer)
   checkpoint.configure(self, options.checkpoint)
@@ -149,7 +151,7 @@ end
 --- Adds weight x value to the loss of the running microbatch, from within any layer; value is a
 --- mean over the
 --- microbatch's samples. Its running value shows in the metrics under `name`.
-function rille.add_loss(name, value, weight)
+function trainer.add_loss(name, value, weight)
   local added = nn.added_losses
   if not added or core.recomputing() then return end
   table.insert(added, { name = name, value = value:keep(), weight = weight or 1 })
@@ -186,8 +188,8 @@ local function run_microbatch(self, batch, index, first, n, sums)
   core.begin_microbatch(index, self.samples_seen + first, n)
   nn.added_losses = {}
   local x, y = rows_of(batch, 1, first, n), rows_of(batch, 2, first, n)
-  core.mark_data(x)
-  core.mark_data(y)
+  core.data(x)
+  if y then core.data(y) end
   local start = core.clock()
   local outputs = run_units(self, x)
   local sum, count, is_mean = run_loss(self, outputs, y, n)
@@ -420,6 +422,6 @@ function Trainer:say(...)
   if self.metrics then self.metrics:say(text) else print(text) end
 end
 
-rille.Trainer = Trainer.new
+trainer.Trainer = Trainer.new
 
-return Trainer
+return trainer

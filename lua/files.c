@@ -1,0 +1,352 @@
+// files - rille.core: safetensors, JSON, files that appear whole, directories.
+#include "lua/binding.h"
+
+#include "core/file.h"
+#include "core/json.h"
+#include "core/safetensors.h"
+#include "core/weights.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+// ---- JSON
+
+static void encode(lua_State *L, Rille *r, JsonWriter *w, int depth);
+
+// A table with an array part is an array; any other an object, its keys sorted.
+static void encode_table(lua_State *L, Rille *r, JsonWriter *w, int depth) {
+  int t = lua_gettop(L);
+  int64_t n = (int64_t)lua_rawlen(L, t);
+  if (n > 0) {
+    json_begin_array(w);
+    for (int64_t i = 1; i <= n; i++) {
+      lua_rawgeti(L, t, i);
+      encode(L, r, w, depth + 1);
+      lua_pop(L, 1);
+    }
+    json_end_array(w);
+    return;
+  }
+  lua_newtable(L); // the keys, to be sorted: pairs() has no order
+  int keys = lua_gettop(L), n_keys = 0;
+  for (lua_pushnil(L); lua_next(L, t);) {
+    lua_pop(L, 1);
+    if (lua_type(L, -1) != LUA_TSTRING) raise_value(L, r, "json: keys of an object are strings");
+    lua_pushvalue(L, -1);
+    lua_rawseti(L, keys, ++n_keys);
+  }
+  lua_getglobal(L, "table");
+  lua_getfield(L, -1, "sort");
+  lua_pushvalue(L, keys);
+  lua_call(L, 1, 0);
+  lua_pop(L, 1);
+  json_begin_object(w);
+  for (int i = 1; i <= n_keys; i++) {
+    lua_rawgeti(L, keys, i);
+    json_key(w, lua_tostring(L, -1));
+    lua_rawget(L, t);
+    encode(L, r, w, depth + 1);
+    lua_pop(L, 1);
+  }
+  json_end_object(w);
+  lua_pop(L, 1);
+}
+
+// The value on top.
+static void encode(lua_State *L, Rille *r, JsonWriter *w, int depth) {
+  if (depth >= JSON_DEPTH - 1) raise_value(L, r, "json: nested deeper than %d", JSON_DEPTH);
+  luaL_checkstack(L, 8, "json");
+  switch (lua_type(L, -1)) {
+  case LUA_TNIL: json_null(w); return;
+  case LUA_TBOOLEAN: json_bool(w, lua_toboolean(L, -1)); return;
+  case LUA_TSTRING: json_string(w, lua_tostring(L, -1)); return;
+  case LUA_TTABLE: encode_table(L, r, w, depth); return;
+  case LUA_TNUMBER:
+    if (lua_isinteger(L, -1))
+      json_int(w, lua_tointeger(L, -1));
+    else
+      json_double(w, lua_tonumber(L, -1));
+    return;
+  default: raise_value(L, r, "json: a %s has no form in JSON", luaL_typename(L, -1));
+  }
+}
+
+static const char WRITER[] = "rille.json writer"; // a JsonWriter, freed also on errors
+
+static int writer_gc(lua_State *L) {
+  json_writer_free(lua_touserdata(L, 1));
+  return 0;
+}
+
+// json_encode(value) -> text. NaN and infinities become null.
+static int json_encode(lua_State *L) {
+  Rille *r = binding_of(L);
+  luaL_checkany(L, 1);
+  JsonWriter *w = box_push(L, WRITER, sizeof *w);
+  lua_pushvalue(L, 1);
+  encode(L, r, w, 0);
+  const char *text;
+  size_t size;
+  check_status(L, r, json_finish(w, &text, &size));
+  lua_pushlstring(L, text, size);
+  return 1;
+}
+
+static void push_json(lua_State *L, const JsonValue *value) {
+  luaL_checkstack(L, 4, "json");
+  switch (value->kind) {
+  case JSON_NULL: lua_pushnil(L); return;
+  case JSON_BOOL: lua_pushboolean(L, value->boolean); return;
+  case JSON_NUMBER:
+    if (value->is_integer)
+      lua_pushinteger(L, value->integer);
+    else
+      lua_pushnumber(L, value->number);
+    return;
+  case JSON_STRING: lua_pushlstring(L, value->string, (size_t)value->count); return;
+  case JSON_ARRAY:
+  case JSON_OBJECT: break;
+  }
+  lua_newtable(L);
+  int64_t i = 0;
+  for (const JsonValue *child = value->first; child; child = child->next) {
+    push_json(L, child);
+    if (child->key)
+      lua_setfield(L, -2, child->key);
+    else
+      lua_rawseti(L, -2, ++i);
+  }
+}
+
+// Protected: the tree is freed whatever happens.
+static int push_tree(lua_State *L) {
+  const JsonTree *tree = lua_touserdata(L, 1);
+  push_json(L, json_root(tree));
+  return 1;
+}
+
+// json_decode(text) -> value; null is nil.
+static int json_decode(lua_State *L) {
+  Rille *r = binding_of(L);
+  size_t size;
+  const char *text = luaL_checklstring(L, 1, &size);
+  JsonTree *tree;
+  check_status(L, r, json_parse(&tree, text, size));
+  lua_pushcfunction(L, push_tree);
+  lua_pushlightuserdata(L, tree);
+  int failed = lua_pcall(L, 1, 1, 0);
+  json_free(tree);
+  return failed ? lua_error(L) : 1;
+}
+
+// ---- files and directories
+
+// write_atomic(path, text): the file appears whole, or the old one stays.
+static int write_atomic(lua_State *L) {
+  Rille *r = binding_of(L);
+  size_t size;
+  const char *path = luaL_checkstring(L, 1), *text = luaL_checklstring(L, 2, &size);
+  FileWriter *writer;
+  check_status(L, r, file_writer_open(&writer, path, NULL));
+  Status status = file_write(writer, text, size);
+  if (status != ST_OK)
+    file_abort(writer);
+  else
+    status = file_commit(writer);
+  check_status(L, r, status);
+  return 0;
+}
+
+// make_directory(path): with all above it; one that exists is fine.
+static int make_directory(lua_State *L) {
+  Rille *r = binding_of(L);
+  char path[4096];
+  const char *given = luaL_checkstring(L, 1);
+  if (strlen(given) >= sizeof path) raise_value(L, r, "the path %s is too long", given);
+  strcpy(path, given);
+  for (char *at = path + 1;; at++) {
+    if (*at != '/' && *at != 0) continue;
+    char end = *at;
+    *at = 0;
+    struct stat info;
+    if (mkdir(path, 0777) != 0 &&
+        !(errno == EEXIST && stat(path, &info) == 0 && S_ISDIR(info.st_mode)))
+      check_status(L, r, fail(ST_EIO, "cannot make the directory %s: %s", path, strerror(errno)));
+    if (end == 0) return 0;
+    *at = end;
+  }
+}
+
+// ---- safetensors
+
+static const char SAFETENSORS[] = "rille.safetensors file"; // a box with a Safetensors *
+
+static Safetensors *file_of(lua_State *L, Rille *r) {
+  Safetensors **box = box_check(L, r, 1, SAFETENSORS);
+  if (!*box) raise_value(L, r, "the safetensors file is closed");
+  return *box;
+}
+
+static int open_safetensors(lua_State *L) {
+  Rille *r = binding_of(L);
+  const char *path = luaL_checkstring(L, 1);
+  Safetensors **box = box_push(L, SAFETENSORS, sizeof *box);
+  check_status(L, r, safetensors_open(box, path));
+  return 1;
+}
+
+static int close_safetensors(lua_State *L) {
+  Safetensors **box = box_check(L, binding_of(L), 1, SAFETENSORS);
+  safetensors_close(*box);
+  *box = NULL;
+  return 0;
+}
+
+static int names(lua_State *L) {
+  Safetensors *file = file_of(L, binding_of(L));
+  lua_newtable(L);
+  for (int64_t i = 0; i < safetensors_count(file); i++) {
+    lua_pushstring(L, safetensors_at(file, i)->name);
+    lua_rawseti(L, -2, i + 1);
+  }
+  return 1;
+}
+
+static int metadata(lua_State *L) {
+  Safetensors *file = file_of(L, binding_of(L));
+  lua_newtable(L);
+  for (int64_t i = 0; i < safetensors_n_metadata(file); i++) {
+    SafetensorsPair pair = safetensors_metadata_at(file, i);
+    lua_pushstring(L, pair.value);
+    lua_setfield(L, -2, pair.key);
+  }
+  return 1;
+}
+
+// file:read(name) -> a tensor with a copy of the values.
+static int read_tensor(lua_State *L) {
+  Rille *r = binding_of(L);
+  Safetensors *file = file_of(L, r);
+  const char *name = luaL_checkstring(L, 2);
+  const SafetensorsEntry *entry = safetensors_find(file, name);
+  if (!entry) raise_value(L, r, "there is no tensor %s in the file", name);
+  if (!entry->is_readable)
+    raise_value(L, r, "tensor %s has dtype %s, which Rille cannot hold", name, entry->dtype_name);
+  if (entry->n_dims > MAX_DIMS)
+    raise_value(L, r, "tensor %s has %d dimensions, at most %d are possible", name, entry->n_dims,
+                MAX_DIMS);
+  Tensor *t;
+  check_status(
+      L, r, tensor_from_data(r->ctx, entry->dtype, entry->n_dims, entry->shape, entry->data, &t));
+  push_tensor(L, r, t);
+  return 1;
+}
+
+// What is to be written, while Lua errors are still possible; freed by Lua.
+typedef struct WriteList {
+  int64_t n, n_pairs;
+  SafetensorsSpec *specs;
+  Tensor **tensors;
+  SafetensorsPair *pairs;
+} WriteList;
+
+// Reads {{name, tensor}, ...} at 2 and {key = value} at 3; everything lives in Lua's memory.
+static WriteList read_list(lua_State *L, Rille *r) {
+  luaL_checktype(L, 2, LUA_TTABLE);
+  WriteList list = {.n = (int64_t)lua_rawlen(L, 2)};
+  list.specs = lua_newuserdatauv(L, (size_t)list.n * sizeof *list.specs + 1, 0);
+  list.tensors = lua_newuserdatauv(L, (size_t)list.n * sizeof *list.tensors + 1, 0);
+  for (int64_t i = 0; i < list.n; i++) {
+    lua_rawgeti(L, 2, i + 1);
+    if (!lua_istable(L, -1)) raise_value(L, r, "save: entry %d is no {name, tensor}", (int)i + 1);
+    lua_rawgeti(L, -1, 1);
+    const char *name = lua_tostring(L, -1);
+    if (!name) raise_value(L, r, "save: entry %d has no name", (int)i + 1);
+    lua_rawgeti(L, -2, 2);
+    Tensor *t = tensor_check(L, r, lua_gettop(L), name);
+    list.tensors[i] = t;
+    list.specs[i] = (SafetensorsSpec){name, t->dtype, t->ndim, t->shape};
+    lua_pop(L, 3);
+  }
+  if (!lua_istable(L, 3)) return list;
+  for (lua_pushnil(L); lua_next(L, 3); lua_pop(L, 1)) list.n_pairs++;
+  list.pairs = lua_newuserdatauv(L, (size_t)list.n_pairs * sizeof *list.pairs + 1, 0);
+  int64_t i = 0;
+  for (lua_pushnil(L); lua_next(L, 3); lua_pop(L, 1)) {
+    if (lua_type(L, -2) != LUA_TSTRING || lua_type(L, -1) != LUA_TSTRING)
+      raise_value(L, r, "save: metadata maps strings to strings");
+    list.pairs[i++] = (SafetensorsPair){lua_tostring(L, -2), lua_tostring(L, -1)};
+  }
+  return list;
+}
+
+// The values of one tensor, contiguous, to the file.
+static Status write_values(Rille *r, SafetensorsWriter *writer, int64_t i, Tensor *t) {
+  Tensor *dense = t;
+  TRY(tensor_alive(t));
+  if (tensor_is_meta(t)) return fail(ST_EDEVICE, "save: a tensor on the meta device has no values");
+  if (!tensor_contiguous(t)) {
+    TensorSpec spec;
+    tensor_spec(t, &spec);
+    TRY(tensor_new(r->ctx, &r->ctx->cpu, &spec, MEM_WORKSPACE, &dense));
+    Status status = tensor_assign(r->ctx, dense, t);
+    if (status != ST_OK) {
+      tensor_release(r->ctx, dense);
+      return status;
+    }
+  }
+  size_t bytes = (size_t)tensor_numel(t) * dtype_size(t->dtype);
+  Status status = safetensors_write(writer, i, 0, tensor_data(dense), bytes);
+  if (dense != t) tensor_release(r->ctx, dense);
+  return status;
+}
+
+// safetensors_write(path, {{name, tensor}, ...}, {key = value})
+static int write_safetensors(lua_State *L) {
+  Rille *r = binding_of(L);
+  const char *path = luaL_checkstring(L, 1);
+  lua_settop(L, 3);
+  WriteList list = read_list(L, r);
+  Status status = ST_OK;
+  for (int64_t i = 0; i < list.n && status == ST_OK; i++)
+    if (list.tensors[i]->param) status = param_place(r->ctx, list.tensors[i]->param);
+  check_status(L, r, status);
+  SafetensorsWriter *writer;
+  check_status(
+      L, r,
+      safetensors_writer_open(&writer, path, list.specs, list.n, list.pairs, list.n_pairs, NULL));
+  for (int64_t i = 0; i < list.n && status == ST_OK; i++)
+    status = write_values(r, writer, i, list.tensors[i]);
+  if (status != ST_OK)
+    safetensors_abort(writer);
+  else
+    status = safetensors_commit(writer);
+  check_status(L, r, status);
+  return 0;
+}
+
+void files_bind(lua_State *L, Rille *r, int rille) {
+  static const luaL_Reg functions[] = {
+      {"json_encode", json_encode},
+      {"json_decode", json_decode},
+      {"write_atomic", write_atomic},
+      {"make_directory", make_directory},
+      {"safetensors_open", open_safetensors},
+      {"safetensors_write", write_safetensors},
+      {NULL, NULL},
+  };
+  static const luaL_Reg methods[] = {
+      {"names", names}, {"metadata", metadata}, {"read", read_tensor}, {"close", close_safetensors},
+      {NULL, NULL},
+  };
+  static const luaL_Reg file_meta[] = {{"__gc", close_safetensors}, {NULL, NULL}};
+  static const luaL_Reg writer_meta[] = {{"__gc", writer_gc}, {NULL, NULL}};
+  box_bind(L, r, SAFETENSORS, methods, file_meta);
+  box_bind(L, r, WRITER, NULL, writer_meta);
+  lua_getfield(L, rille, "core");
+  binding_register(L, r, functions);
+  lua_pop(L, 1);
+}

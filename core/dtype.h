@@ -2,6 +2,7 @@
 #ifndef RILLE_CORE_DTYPE_H
 #define RILLE_CORE_DTYPE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "core/status.h"
@@ -32,6 +33,11 @@ enum { DTYPE_COUNT = 0 DTYPE_LIST(X) };
 
 // Bytes of one element.
 size_t dtype_size(DType dtype);
+
+// f32, f64 and bf16: the types that carry gradients.
+static inline bool dtype_is_float(DType dtype) {
+  return dtype == DT_F32 || dtype == DT_F64 || dtype == DT_BF16;
+}
 
 // "f32", "bf16", ...: the name that users see.
 const char *dtype_name(DType dtype);

@@ -85,8 +85,6 @@ static int promotion_rank(DType dtype) {
   return 0;
 }
 
-static bool is_float(DType dtype) { return promotion_rank(dtype) >= 4; }
-
 enum { MAX_LOCAL_IN = 8 };
 
 // The inputs of a call, some replaced by casts or copies that the call owns.
@@ -149,7 +147,7 @@ static Status check_inputs(Ctx *ctx, const Op *op, Tensor **in, int n, Device **
       TRY(param_place(ctx, in[j]->param));
       if (!found) found = in[j]->storage->device;
     }
-    if ((op->flags & OP_FLOAT) && !is_float(in[j]->dtype)) {
+    if ((op->flags & OP_FLOAT) && !dtype_is_float(in[j]->dtype)) {
       const char *name;
       int length = input_name(op, j, &name);
       return fail_hint(fail(ST_EDTYPE, "%s: %.*s must be floating point, it is %s", op->name,
@@ -235,7 +233,11 @@ static Status run_shape_rule(Ctx *ctx, const Op *op, Tensor **in, int n_in, cons
   call->index_skip = INT64_MIN;
   call->records = wants_gradient(call);
   for (int i = 0; i < op->n_out + op->n_saved; i++) call->out[i].alias = false;
-  return op->shape(call);
+  TRY(op->shape(call));
+  bool differentiable = false; // integers carry no gradient
+  for (int i = 0; i < op->n_out; i++) differentiable |= dtype_is_float(call->out[i].dtype);
+  call->records &= differentiable;
+  return ST_OK;
 }
 
 Status op_infer(Ctx *ctx, const Op *op, Tensor **in, int n_in, const OpArgs *args, OpCall *out) {
@@ -273,7 +275,8 @@ static Status make_outputs(OpCall *call, Device *device, Tensor **out) {
   Ctx *ctx = call->ctx;
   int n = call->n_out + call->n_saved;
   for (int i = 0; i < n; i++) {
-    Status status = call->out[i].alias
+    // An alias of a parameter that a dry run never placed is a tensor of its own.
+    Status status = call->out[i].alias && call->in[0]->storage
                         ? tensor_alias(ctx, call->in[0], &call->out[i], &out[i])
                         : tensor_new(ctx, device, &call->out[i], MEM_ACTIVATIONS, &out[i]);
     if (status != ST_OK) {
@@ -324,7 +327,7 @@ static Status execute(OpCall *call, Device *device, Tensor **out) {
   if (call->workspace > 0 && device->kind != DEV_META)
     TRY_TO(failed,
            device->vtable->alloc(device, (size_t)call->workspace, MEM_WORKSPACE, &workspace));
-  run_kernel(call, device, all, workspace, 0);
+  if (!call->out[0].alias) run_kernel(call, device, all, workspace, 0);
   if (workspace) device->vtable->free(device, workspace, (size_t)call->workspace, MEM_WORKSPACE);
   OpNeeds local, *needs = &local;
   if (call->op->id >= 0)

@@ -159,7 +159,7 @@ static void link_outputs(Node *node, Tensor **out, Tensor **in) {
     if (in[j] && in[j]->depends_data) node->has_data = true;
   for (int i = 0; i < node->n_out; i++) {
     Tensor *t = out[i];
-    if (!t) continue;
+    if (!t || !dtype_is_float(t->dtype)) continue;
     t->requires_grad = true;
     t->node = node_retain(node);
     t->out_index = i;

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-static void copy(const Tensor *from, Tensor *to, bool accumulate) {
+void dense_copy(const Tensor *from, Tensor *to, bool accumulate) {
   OpArgs none = {.n_list = -1};
   Tensor view = *from, *in[] = {&view}, *out[] = {to};
   KernelCall call = {
@@ -34,12 +34,12 @@ void dense_read(const Tensor *t, const int *order, DType dtype, void *to) {
   }
   Storage memory = {.data = to};
   Tensor scratch = scratch_like(&view, dtype, &memory);
-  copy(&view, &scratch, false);
+  dense_copy(&view, &scratch, false);
 }
 
 void dense_write(Tensor *t, DType dtype, const void *from, bool accumulate) {
   Storage memory = {0};
   memcpy(&memory.data, &from, sizeof from); // only read
   Tensor scratch = scratch_like(t, dtype, &memory);
-  copy(&scratch, t, accumulate);
+  dense_copy(&scratch, t, accumulate);
 }

@@ -51,13 +51,9 @@ static Status shape_of_some(OpCall *call) { // undefined for no elements
   return ST_OK;
 }
 
-static bool is_integer(DType dtype) {
-  return dtype == DT_I64 || dtype == DT_I32 || dtype == DT_U8 || dtype == DT_BOOL;
-}
-
 Status shape_sum(OpCall *call) {
   TRY(shape_simple(call));
-  if (is_integer(call->in[0]->dtype)) call->out[0].dtype = DT_I64;
+  if (!dtype_is_float(call->in[0]->dtype)) call->out[0].dtype = DT_I64;
   return ST_OK;
 }
 
@@ -98,7 +94,7 @@ Status shape_cumsum(OpCall *call) {
   TRY(shape_dim(call, call->args.v[0].i, call->in[0]->ndim, &dim));
   call->args.v[0].i = dim;
   shape_like(&call->out[0], call->in[0]);
-  if (is_integer(call->in[0]->dtype)) call->out[0].dtype = DT_I64;
+  if (!dtype_is_float(call->in[0]->dtype)) call->out[0].dtype = DT_I64;
   call->workspace = cumsum_workspace(call);
   return ST_OK;
 }

@@ -52,8 +52,6 @@ static Plan make_plan(const Tensor *x, const OpArgs *args) {
   return plan;
 }
 
-static bool is_real(DType dtype) { return dtype == DT_F32 || dtype == DT_F64 || dtype == DT_BF16; }
-
 // What a reduction of this dtype computes in.
 static DType real_type(DType dtype) { return dtype == DT_F64 ? DT_F64 : DT_F32; }
 
@@ -68,7 +66,7 @@ int64_t reduce_workspace(const OpCall *call) {
   const Tensor *x = call->in[0];
   OpId id = (OpId)call->op->id;
   Plan plan = make_plan(x, &call->args);
-  bool real = is_real(x->dtype) && id != OP_any && id != OP_all;
+  bool real = dtype_is_float(x->dtype) && id != OP_any && id != OP_all;
   DType compute = real ? real_type(x->dtype) : integer_type(x->dtype, id);
   bool copies = !plan.in_place || compute != x->dtype || id == OP_argmin;
   int64_t result = dense_bytes(plan.outer * plan.inner, real ? compute : DT_I64);
@@ -173,7 +171,7 @@ static void reduce_integer(const KernelCall *call, OpId id, Fold fold) {
 }
 
 static void reduce_any_type(const KernelCall *call, OpId id, ReduceFn fn, Fold fold) {
-  if (is_real(call->in[0]->dtype))
+  if (dtype_is_float(call->in[0]->dtype))
     reduce_real(call, fn, 0);
   else
     reduce_integer(call, id, fold);
@@ -214,7 +212,7 @@ static void position(const KernelCall *call, bool of_min) {
   Tensor *out = call->out[0];
   if (tensor_numel(out) == 0) return;
   Plan plan = make_plan(x, call->args);
-  bool real = is_real(x->dtype);
+  bool real = dtype_is_float(x->dtype);
   DType compute = real ? real_type(x->dtype) : DT_I64;
   int64_t result_bytes = dense_bytes(plan.outer * plan.inner, real ? compute : DT_I64);
   const void *a = operand(call, &plan, compute, result_bytes, of_min);
@@ -263,7 +261,7 @@ void cpu_cumsum(const KernelCall *call) {
   const Tensor *x = call->in[0];
   int64_t numel = tensor_numel(x);
   if (numel == 0) return;
-  bool real = is_real(x->dtype);
+  bool real = dtype_is_float(x->dtype);
   CumsumJob job = {call->workspace, 1, 1, call->args->v[1].i, real};
   for (int d = (int)call->args->v[0].i; d < x->ndim; d++) job.inner *= x->shape[d];
   if (x->ndim > 0) job.n = x->shape[call->args->v[0].i];

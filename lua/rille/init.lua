@@ -3,7 +3,8 @@
 local rille <const> = ...
 local core <const> = rille.core
 
---- Names at the top level and the module that brings each: a table of that name, or the module itself.
+--- Names at the top level and the module that brings each: a table of that name, or the module
+--- itself.
 local homes <const> = {
   nn = "rille.nn", optim = "rille.optim", data = "rille.data", cli = "rille.cli",
   Trainer = "rille.trainer", add_loss = "rille.trainer", help = "rille.help",

@@ -102,7 +102,7 @@ end
 local function drop_inputs(inputs, outputs, batch_input)
   for i = 1, inputs.n do
     local t = inputs[i]
-    local kept = t == batch_input or not rille.is_tensor(t)
+    local kept = rawequal(t, batch_input) or not rille.is_tensor(t)
     for k = 1, outputs.n do kept = kept or rawequal(outputs[k], t) end
     if not kept then core.release(t) end
   end

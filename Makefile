@@ -171,6 +171,8 @@ $(foreach impl,$(MPI_IMPLS),$(eval $(call mpi_rule,$(impl))))
 # The tests link the objects themselves, so that they can look behind the installed headers.
 $B/tests: $(TEST_OBJ) $(LIB_OBJ) $B/links
 	$(call link,$(TEST_OBJ) $(LIB_OBJ) $(CHECK_LIBS) $(BLAS_LIBS) -lm -ldl -lpthread)
+$B/bench_kernels: $O/tests/bench_kernels.o $(LIB_OBJ) $B/links
+	$(call link,$< $(LIB_OBJ) $(BLAS_LIBS) -lm -ldl -lpthread)
 $B/fuzz_%: $O/tests/fuzz_%.o $(LIB_OBJ) $B/links
 	$(call link,-fsanitize=fuzzer $< $(LIB_OBJ) $(BLAS_LIBS) -lm -ldl -lpthread)
 , := ,
@@ -190,8 +192,9 @@ run-check-full: all
 	@BUILD=$B sh scripts/check --full $(ONLY)
 run-demo: all
 	@BUILD=$B sh scripts/demo
-run-bench: all
-	@BUILD=$B sh scripts/bench
+# BENCH='--quick --only gpt' passes options on.
+run-bench: all $(patsubst tests/%.c,$B/%,$(wildcard tests/bench_kernels.c))
+	@BUILD=$B sh scripts/bench $(BENCH)
 lint:
 	@sh scripts/lint
 # Each tests/fuzz_<x>.c with the seeds in tests/fuzz/<x>/.
@@ -235,7 +238,7 @@ help:
 	@echo 'make deps         install what is needed, or print the command that does'
 	@echo 'make demo         a GPT learns real text and writes some'
 	@echo 'make check        all tests, or ONLY="rng cli_test.sh"; make check-full adds the long ones'
-	@echo 'make bench        the benchmark tables'
+	@echo 'make bench        the benchmark tables; BENCH="--help" lists options'
 	@echo 'make lint         formatting, warnings, static checks, layers'
 	@echo 'make fuzz         fuzz the file readers'
 	@echo 'make install      PREFIX=$(PREFIX) DESTDIR=; make uninstall takes it away'

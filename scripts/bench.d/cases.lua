@@ -1,0 +1,52 @@
+-- cases - what is measured. Each case names its sides; the first is Rille, the others its peers.
+--
+--   name     --only's word         what    its line in the table
+--   per      runs inside one "run" (its seconds are divided by it)
+--   repeats  rounds, each of one run of every side; quick: with --quick
+--   flops    multiply-adds x 2 of one run, for the share of the FMA peak
+--   bytes    that must move at least once, for the share of the copy bandwidth
+--   goal     what the project promises: {peer, at least this many times as fast}
+local ELEMENTS = 64 << 20 -- 256 MB of f32
+
+-- Matrix products: 2 flops a weight and token in forward, 4 in backward. Attention: two products of
+-- half a T x T matrix in forward, five in backward (one of them recomputes the probabilities).
+local function gpt_flops(o)
+  local weights = 12 * o.layers * o.d * o.d + o.vocab * o.d
+  local tokens = o.B * o.T
+  return 6 * weights * tokens + 7 * o.layers * tokens * o.T * o.d
+end
+
+local function gpt(o, name, what, peers, goals, repeats)
+  return {
+    name = name, what = what, peers = peers, goals = goals, repeats = repeats, quick = 3,
+    flops = gpt_flops(o), shape = o, memory = true, unit = "ms",
+  }
+end
+
+local small = { layers = 6, heads = 6, d = 384, T = 256, B = 8, vocab = 256 }
+local gpt2 = { layers = 12, heads = 12, d = 768, T = 64, B = 4, vocab = 50257 }
+
+local function array(name, what, arrays)
+  return {
+    name = name, what = what, peers = { "eager" }, goals = {}, repeats = 7, quick = 3,
+    bytes = arrays * 4 * ELEMENTS, shape = { rows = ELEMENTS // 1024, columns = 1024 }, unit = "ms",
+  }
+end
+
+return {
+  gpt(small, "gpt", "training step, GPT 6 x 384, B 8, T 256, V 256", { "eager", "compile" },
+    { eager = 1.25, compile = 1 }, 15),
+  gpt(gpt2, "gpt2", "training step, GPT-2 124M, B 4, T 64", { "eager", "compile", "llm.c" },
+    { eager = 1, ["llm.c"] = 2 }, 9),
+  { name = "add", what = "x + y of 4 floats", peers = { "eager" }, goals = {}, per = 10000,
+    repeats = 15, quick = 5, unit = "us", limit = 0.5e-6, only_threads = 1 },
+  { name = "mlp", what = "forward + backward, 3-layer MLP, 8 values",
+    peers = { "eager", "compile" }, goals = { eager = 5 }, per = 1000, repeats = 15, quick = 5,
+    unit = "us", only_threads = 1 },
+  array("softmax", "softmax, 65536 x 1024 (256 MB)", 2),
+  array("layer_norm", "layer_norm, 65536 x 1024 (256 MB)", 2),
+  array("gelu", "gelu (tanh), 256 MB", 2),
+  array("adamw", "AdamW, 256 MB of weights", 7),
+  { name = "start", what = "rille -e 'return 1' / import torch", peers = { "eager" }, goals = {},
+    repeats = 9, quick = 3, unit = "ms", limit = 30e-3, spawn = true, only_threads = 1 },
+}

@@ -1,0 +1,73 @@
+-- rille - Rille's side of the benchmark: a worker that times one case on request (worker.lua has
+-- the protocol). Usage: rille scripts/bench.d/rille.lua CASE
+local rille = require "rille"
+local core = rille.core
+local clock = core.clock
+
+local ELEMENTS <const>, ROW <const> = 64 << 20, 1024
+
+-- The peak of this process's resident memory, bytes.
+local function peak_bytes()
+  for line in io.lines("/proc/self/status") do
+    local kilobytes = line:match("^VmHWM:%s*(%d+)")
+    if kilobytes then return kilobytes * 1024 end
+  end
+  return 0
+end
+
+local cases = {}
+
+function cases.add()
+  local x, y = rille.randn(4), rille.randn(4)
+  return function()
+    for _ = 1, 10000 do local _ = x + y end
+  end
+end
+
+function cases.softmax()
+  local x = rille.randn(ELEMENTS // ROW, ROW)
+  return function() return rille.softmax(x) end
+end
+
+function cases.layer_norm()
+  local x = rille.randn(ELEMENTS // ROW, ROW)
+  local gain, bias = rille.ones(ROW), rille.zeros(ROW)
+  return function() return rille.layer_norm(x, gain, bias) end
+end
+
+function cases.gelu()
+  local x = rille.randn(ELEMENTS)
+  return function() return rille.gelu_tanh(x) end
+end
+
+local make = cases[arg[1]]
+if not make then
+  print("missing no case " .. arg[1])
+  os.exit(0)
+end
+local ok, run = pcall(make)
+if not ok then
+  print("missing " .. tostring(run):match("[^\n]*"))
+  os.exit(0)
+end
+run()
+print("ready version=" .. rille.version)
+io.stdout:flush()
+local result
+for line in io.lines() do
+  local n = line:match("^run (%d+)$")
+  if n then
+    local seconds = {}
+    for i = 1, tonumber(n) do
+      local start = clock()
+      result = run()
+      seconds[i] = ("%.9f"):format(clock() - start)
+    end
+    print(table.concat(seconds, " "))
+  elseif line == "stats" then
+    print("peak_bytes=" .. peak_bytes() .. (type(result) == "number" and " loss=" .. result or ""))
+  else
+    print("unknown " .. line)
+  end
+  io.stdout:flush()
+end

@@ -1,8 +1,8 @@
 // peer_llmc - llm.c's CPU trainer as a side of the benchmark (worker.lua has the protocol).
 //
 // Usage: peer_llmc LAYERS HEADS CHANNELS T B VOCAB
-// Compiled with -DTESTING -include <checkout>/train_gpt2.c: its model, its kernels, its step, without
-// its main(). Weights and tokens are made up. Its step has no clipping of gradients.
+// Compiled with -DTESTING -include <checkout>/train_gpt2.c: its model, its kernels, its step,
+// without its main(). Weights and tokens are made up. Its step has no clipping of gradients.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

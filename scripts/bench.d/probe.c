@@ -2,9 +2,9 @@
 //
 // Usage: probe THREADS
 // A worker like the others (scripts/bench.d/main.lua has the protocol), which also answers
-//     fma          GFLOP/s of independent multiply-adds in registers, on all threads, over about 10 ms
-//     copy         GB/s (read + written) of copying 256 MB
-//     spawn N CMD  the seconds that N runs of a shell command took, from fork to its end
+//     fma          GFLOP/s of independent multiply-adds in registers, on all threads, over about 10
+//     ms copy         GB/s (read + written) of copying 256 MB spawn N CMD  the seconds that N runs
+//     of a shell command took, from fork to its end
 // Compiled for the machine it runs on (-O3 -march=native -fopenmp).
 #include <fcntl.h>
 #include <omp.h>
@@ -22,7 +22,10 @@ enum { LANES = 8 };
 #else
 enum { LANES = 4 };
 #endif
-enum { CHAINS = 12, ROUNDS = 200000 }; // 12 chains hide a latency of 4 at 2 a cycle, in 16 registers
+enum {
+  CHAINS = 12,
+  ROUNDS = 200000
+}; // 12 chains hide a latency of 4 at 2 a cycle, in 16 registers
 enum { COPY_BYTES = 256 << 20 };
 typedef float Vec __attribute__((vector_size(LANES * sizeof(float))));
 
@@ -43,8 +46,8 @@ static float fma_chains(void) {
   CHAIN_LIST(X)
 #undef X
   for (int round = 0; round < ROUNDS; round++) {
-#define X(i)                      \
-  sum##i = sum##i * scale + add;  \
+#define X(i)                     \
+  sum##i = sum##i * scale + add; \
   __asm__ volatile("" : "+x"(sum##i)); // one multiply-add a round, neither folded nor regrouped
     CHAIN_LIST(X)
 #undef X

@@ -51,6 +51,7 @@ if not ok then
   os.exit(0)
 end
 run()
+collectgarbage()
 print("ready version=" .. rille.version)
 io.stdout:flush()
 local result
@@ -62,6 +63,8 @@ for line in io.lines() do
       local start = clock()
       result = run()
       seconds[i] = ("%.9f"):format(clock() - start)
+      if type(result) ~= "number" then result = nil end
+      collectgarbage() -- the next run finds its output's memory free, as PyTorch's out= does
     end
     print(table.concat(seconds, " "))
   elseif line == "stats" then

@@ -231,7 +231,7 @@ typedef struct SchedType {
   int chunks_step;                    // allowed: min, min + step, ...
   bool splits;                        // backward is I and W
   bool peak_is_exact;                 // else peak() is a bound that need not be reached
-  Status (*generate)(Sched *sched, int group);
+  Status (*generate)(Sched *sched);
   int64_t (*peak)(const SchedCase *c, int rank); // live activations, in chunks
   bool (*span)(const SchedCase *c, double *bubble);
   bool (*makespan)(const SchedCase *c, double *bubble);
@@ -252,6 +252,13 @@ Status sched_generate(SchedArena *arena, Sched **out, const SchedType *type, con
 
 // ---- simulator -------------------------------------------------------------------------------
 
+// What one microbatch keeps of a stage, in bytes.
+typedef struct SchedBytes {
+  double for_i; // from F to the end of I (or B)
+  double for_w; // from F to the end of W (or B)
+  double grads; // kept output gradients, from I to the end of W
+} SchedBytes;
+
 // What things cost. All zero but F, I, W is a fair start; see sched_costs.
 typedef struct SchedCosts {
   double F, I, W;                        // whole-rank times; B = I + W; a chunk costs 1/v of it
@@ -266,8 +273,7 @@ typedef struct SchedCosts {
   // The time of a compute action, instead of all of the above but overlap; NULL: as above.
   double (*price)(const void *user, Action action);
   const void *user;
-  double i_bytes, w_bytes, grad_bytes; // of one (stage, mb): kept for I, kept for W, gradients kept
-                                       // at the border from I to W
+  const SchedBytes *bytes; // [stages] of one microbatch; NULL: not counted
 } SchedCosts;
 
 // F, I, W; no overlap, no latency.

@@ -66,7 +66,7 @@ typedef struct Layout {
 
 static int column(const Layout *layout, double time) { return (int)(time * layout->scale + 0.5); }
 
-static int digits_of(int n) {
+int sched_digits(int n) {
   int digits = 1;
   for (; n >= 10; n /= 10) digits++;
   return digits;
@@ -76,10 +76,10 @@ static Layout lay_out(const Sched *sched, const SchedSim *sim, const SchedTermin
   enum { BANDS_MAX = 24, WIDEST = 1 << 20, LEAST_BAND = 16 };
   Layout layout = {.sched = sched, .sim = sim, .terminal = terminal};
   bool has_colour = terminal->colour != SCHED_COLOUR_NONE;
-  layout.label = 6 + digits_of(sched->ranks - 1);
+  layout.label = 6 + sched_digits(sched->ranks - 1);
   layout.names_stage = sched->chunks > 1 && !has_colour;
-  int cell = digits_of(sched->mbs - 1) + (has_colour ? 1 : 2) +
-             (layout.names_stage ? digits_of(sched->stages - 1) : 0);
+  int cell = sched_digits(sched->mbs - 1) + (has_colour ? 1 : 2) +
+             (layout.names_stage ? sched_digits(sched->stages - 1) : 0);
   int room = terminal->width > 0 ? terminal->width - layout.label - 1 : WIDEST;
   if (room < LEAST_BAND) room = LEAST_BAND;
   double least = sched_shortest(sched, sim), time = sim->makespan > 0 ? sim->makespan : 1;

@@ -20,6 +20,9 @@ typedef struct SchedLegend {
 enum { SCHED_LEGENDS = 4 };
 void sched_legend(const Sched *sched, SchedLegend legend[SCHED_LEGENDS]);
 
+// Decimal digits of n >= 0.
+int sched_digits(int n);
+
 // A round step (1, 2 or 5 times a power of ten) that cuts `time` into at most `at_most` parts.
 double sched_tick(double time, int at_most);
 

@@ -272,13 +272,14 @@ Status sched_generate(SchedArena *arena, Sched **out, const SchedType *type, con
   Sched *sched;
   TRY(sched_new(arena, &sched, type->name, own.ranks, own.chunks, own.mbs, type->placement, NULL));
   sched->type = type;
+  sched->group = own.group;
   // F and B; or F, I and W; or F, B and the marker of a pair.
   int64_t room = (int64_t)own.mbs * own.chunks * (type->splits ? 3 : 2);
   for (int rank = 0; rank < own.ranks; rank++) {
     TRY(sched_reserve(sched, rank, room));
     TRY(sched_declare(sched, rank, type->peak(&own, rank)));
   }
-  TRY(type->generate(sched, own.group));
+  TRY(type->generate(sched));
   for (int rank = 0; rank < own.ranks; rank++) sched->row[rank].epilogue = sched->row[rank].count;
   *out = sched;
   return ST_OK;

@@ -14,19 +14,19 @@ static inline void sched_put(Sched *sched, int rank, ActionKind kind, int stage,
     row->action[row->count++] = (Action){kind, stage, mb, -1};
 }
 
-Status sched_gen_gpipe(Sched *sched, int group);
-Status sched_gen_1f1b(Sched *sched, int group);
-Status sched_gen_eager(Sched *sched, int group);
-Status sched_gen_interleaved(Sched *sched, int group);
-Status sched_gen_bfs(Sched *sched, int group);
-Status sched_gen_zb_h1(Sched *sched, int group);
-Status sched_gen_zb_h2(Sched *sched, int group);
-Status sched_gen_zbv(Sched *sched, int group);
-Status sched_gen_v_half(Sched *sched, int group);
-Status sched_gen_v_min(Sched *sched, int group);
-Status sched_gen_1f1b_v(Sched *sched, int group);
-Status sched_gen_dualpipev(Sched *sched, int group);
-Status sched_gen_hanayo(Sched *sched, int group);
+Status sched_gen_gpipe(Sched *sched);
+Status sched_gen_1f1b(Sched *sched);
+Status sched_gen_eager(Sched *sched);
+Status sched_gen_interleaved(Sched *sched);
+Status sched_gen_bfs(Sched *sched);
+Status sched_gen_zb_h1(Sched *sched);
+Status sched_gen_zb_h2(Sched *sched);
+Status sched_gen_zbv(Sched *sched);
+Status sched_gen_v_half(Sched *sched);
+Status sched_gen_v_min(Sched *sched);
+Status sched_gen_1f1b_v(Sched *sched);
+Status sched_gen_dualpipev(Sched *sched);
+Status sched_gen_hanayo(Sched *sched);
 
 // The group size N that interleaved uses for its warm-up: what was asked for, or the largest of
 // balanced groups.

@@ -9,8 +9,7 @@
 static int least(int a, int b) { return a < b ? a : b; }
 
 // All forwards, then all backwards (GPipe, arXiv:1811.06965).
-Status sched_gen_gpipe(Sched *sched, int group) {
-  (void)group;
+Status sched_gen_gpipe(Sched *sched) {
   for (int rank = 0; rank < sched->ranks; rank++) {
     for (int mb = 0; mb < sched->mbs; mb++) sched_put(sched, rank, ACTION_F, rank, mb);
     for (int mb = 0; mb < sched->mbs; mb++) sched_put(sched, rank, ACTION_B, rank, mb);
@@ -29,15 +28,13 @@ static void one_f_one_b(Sched *sched, int rank, int warmup) {
 }
 
 // PipeDream-Flush (arXiv:2006.09503), Megatron's 1F1B (arXiv:2104.04473 2.2).
-Status sched_gen_1f1b(Sched *sched, int group) {
-  (void)group;
+Status sched_gen_1f1b(Sched *sched) {
   for (int rank = 0; rank < sched->ranks; rank++) one_f_one_b(sched, rank, sched->ranks - 1 - rank);
   return ST_OK;
 }
 
 // 1F1B with twice the warm-up: a message may be under way while the rank computes.
-Status sched_gen_eager(Sched *sched, int group) {
-  (void)group;
+Status sched_gen_eager(Sched *sched) {
   for (int rank = 0; rank < sched->ranks; rank++)
     one_f_one_b(sched, rank, 2 * (sched->ranks - 1 - rank));
   return ST_OK;
@@ -57,8 +54,8 @@ typedef struct Visit {
   int mb, chunk;
 } Visit;
 
-static void visit_groups(const Sched *sched, int group, Visit *table) {
-  int m = sched->mbs, n = 0;
+static void visit_groups(const Sched *sched, Visit *table) {
+  int m = sched->mbs, n = 0, group = sched->group;
   int groups = m / sched->ranks > 1 ? m / sched->ranks : 1;
   int base = m / groups, larger = m % groups;
   for (int begin = 0, g = 0, size; begin < m; begin += size, g++) {
@@ -69,15 +66,14 @@ static void visit_groups(const Sched *sched, int group, Visit *table) {
 }
 
 // Megatron's interleaved 1F1B (arXiv:2104.04473 2.2), with a free group size.
-Status sched_gen_interleaved(Sched *sched, int group) {
+Status sched_gen_interleaved(Sched *sched) {
   int p = sched->ranks, v = sched->chunks, total = sched->mbs * v;
-  int N = sched_group_size(p, sched->mbs, group);
+  int N = sched_group_size(p, sched->mbs, sched->group);
   Visit *table = sched_alloc(sched->arena, (size_t)total, sizeof *table);
   if (!table) return ST_ENOMEM;
-  visit_groups(sched, group, table);
-  sched->group = group;
+  visit_groups(sched, table);
   bool is_good = sched->mbs % N == 0 || sched->mbs % N >= p;
-  if (group > 0 && v >= 2 && !(is_good && N >= least(p, sched->mbs)))
+  if (sched->group > 0 && v >= 2 && !(is_good && N >= least(p, sched->mbs)))
     sched->warning = "this group size costs more than the default: good ones are at least the "
                      "number of ranks, and divide the microbatches or leave a rest of at least "
                      "the number of ranks";
@@ -96,8 +92,7 @@ Status sched_gen_interleaved(Sched *sched, int group) {
 }
 
 // Looped breadth first (arXiv:2211.05953): chunk after chunk, all microbatches of each.
-Status sched_gen_bfs(Sched *sched, int group) {
-  (void)group;
+Status sched_gen_bfs(Sched *sched) {
   int p = sched->ranks;
   for (int rank = 0; rank < p; rank++) {
     for (int chunk = 0; chunk < sched->chunks; chunk++)
@@ -125,16 +120,14 @@ static void split_one_f_one_b(Sched *sched, int rank, int warmup, int lag) {
 }
 
 // The memory of 1F1B's first rank, on every rank.
-Status sched_gen_zb_h1(Sched *sched, int group) {
-  (void)group;
+Status sched_gen_zb_h1(Sched *sched) {
   for (int rank = 0; rank < sched->ranks; rank++)
     split_one_f_one_b(sched, rank, sched->ranks - 1 - rank, rank);
   return ST_OK;
 }
 
 // Twice that memory, and no bubble between steps where F = I = W.
-Status sched_gen_zb_h2(Sched *sched, int group) {
-  (void)group;
+Status sched_gen_zb_h2(Sched *sched) {
   for (int rank = 0; rank < sched->ranks; rank++)
     split_one_f_one_b(sched, rank, 2 * (sched->ranks - 1 - rank), 2 * rank);
   return ST_OK;

@@ -295,24 +295,21 @@ static Status start(Grid *g, Sched *sched, bool splits) {
   return g->block ? ST_OK : ST_ENOMEM;
 }
 
-Status sched_gen_v_half(Sched *sched, int group) {
-  (void)group;
+Status sched_gen_v_half(Sched *sched) {
   Grid grid;
   TRY(start(&grid, sched, true));
   for (int i = 0; i < grid.ranks; i++) block_v_half(&grid.block[i], grid.ranks, i);
   return build(&grid);
 }
 
-Status sched_gen_v_min(Sched *sched, int group) {
-  (void)group;
+Status sched_gen_v_min(Sched *sched) {
   Grid grid;
   TRY(start(&grid, sched, true));
   for (int i = 0; i < grid.ranks; i++) block_v_min(&grid.block[i], grid.ranks, i);
   return build(&grid);
 }
 
-Status sched_gen_1f1b_v(Sched *sched, int group) {
-  (void)group;
+Status sched_gen_1f1b_v(Sched *sched) {
   Grid grid;
   TRY(start(&grid, sched, false));
   blocks_1f1b_v(grid.block, grid.ranks);

@@ -31,8 +31,7 @@ static void put_w(Vee *v, int chunk) {
 // ---- zbv -------------------------------------------------------------------------------------
 
 // ZB-V (arXiv:2401.10241 6). Chunk 0 is a, stage r; chunk 1 is b, stage 2p-1-r.
-Status sched_gen_zbv(Sched *sched, int group) {
-  (void)group;
+Status sched_gen_zbv(Sched *sched) {
   int p = sched->ranks, n = sched->mbs > 2 * p - 1 ? sched->mbs : 2 * p - 1;
   for (int rank = 0; rank < p; rank++) {
     Vee v = vee(sched, rank);
@@ -116,8 +115,7 @@ static void dualpipev_rank(Vee *v, int n, Pending *pending) {
 }
 
 // DualPipeV (DeepSeek's, a DualPipe cut in half): pairs of F and B of two chunks run at once.
-Status sched_gen_dualpipev(Sched *sched, int group) {
-  (void)group;
+Status sched_gen_dualpipev(Sched *sched) {
   int p = sched->ranks, n = sched->mbs > 2 * p - 1 ? sched->mbs : 2 * p - 1;
   Pending pending = {.action = sched_alloc(sched->arena, 2 * (size_t)n, sizeof(Action))};
   if (!pending.action) return ST_ENOMEM;

@@ -44,8 +44,7 @@ static int choose(const Waves *waves, int rank) {
 }
 
 // Slots in which F and B take one tick each; a rank decides from the state at the tick's start.
-Status sched_gen_hanayo(Sched *sched, int group) {
-  (void)group;
+Status sched_gen_hanayo(Sched *sched) {
   int p = sched->ranks;
   int64_t left = 2 * (int64_t)sched->stages * sched->mbs;
   Waves waves = {sched, sched_alloc(sched->arena, (size_t)sched->stages, sizeof(int)),

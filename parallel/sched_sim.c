@@ -14,24 +14,19 @@ static void count_live(const Sched *sched, const SchedCosts *costs, int rank, Sc
   const SchedRow *row = &sched->row[rank];
   int64_t live = 0;
   double bytes = 0;
-  double i = costs->i_bytes, w = costs->w_bytes, grad = costs->grad_bytes;
-  for (int k = 0; k < row->count; k++) {
-    ActionKind kind = row->action[k].kind;
-    int does = action_properties(kind);
-    if (does & KEEPS) {
-      live++;
-      bytes += i + w;
-    } else if (kind == ACTION_I)
-      bytes += grad;
+  for (int i = 0; i < row->count; i++) {
+    Action action = row->action[i];
+    int does = action_properties(action.kind);
+    SchedBytes kept = {0};
+    if (costs->bytes && action_resource(action.kind) == USES_COMPUTE)
+      kept = costs->bytes[action.stage];
+    if (does & KEEPS) live++, bytes += kept.for_i + kept.for_w;
+    if (action.kind == ACTION_I) bytes += kept.grads;
     if (live > sim->peak[rank]) sim->peak[rank] = live;
     if (bytes > sim->peak_bytes[rank]) sim->peak_bytes[rank] = bytes;
-    if (does & FREES) live--;
-    if (kind == ACTION_I)
-      bytes -= i;
-    else if (kind == ACTION_W)
-      bytes -= w + grad;
-    else if (kind == ACTION_B)
-      bytes -= i + w;
+    if (does & GIVES_GRAD) bytes -= kept.for_i;
+    if (does & FREES) live--, bytes -= kept.for_w;
+    if (action.kind == ACTION_W) bytes -= kept.grads;
   }
 }
 

@@ -106,12 +106,6 @@ int sched_pair_half(const Sched *sched, const SchedSim *sim, int rank, int index
   return runs_at_once ? index - marker : 0;
 }
 
-static int digits_of(int n) {
-  int digits = 1;
-  for (; n >= 10; n /= 10) digits++;
-  return digits;
-}
-
 static void print_action(const SchedOut *out, const SchedFrame *frame, int rank, int index) {
   Action action = frame->sched->row[rank].action[index];
   SchedSpan span = frame->sim->span[frame->sim->first[rank] + index];
@@ -127,7 +121,7 @@ static void print_action(const SchedOut *out, const SchedFrame *frame, int rank,
   sched_print(out, "<rect x=\"%.2g\" y=\"%.1g\" width=\"%.2g\" height=\"%.1g\" rx=\"%d\" ", x, y,
               width - gap, height, width > 6 ? 2 : 0);
   sched_print(out, "fill=\"rgb(%d,%d,%d)\"/>", colour.r, colour.g, colour.b);
-  if (width >= 7 * digits_of(action.mb) + 3)
+  if (width >= 7 * sched_digits(action.mb) + 3)
     sched_print(out, "<text%s x=\"%.2g\" y=\"%.1g\">%d</text>",
                 colour.text_is_light ? " class=\"w\"" : "", x + (width - gap) / 2,
                 y + height / 2 + 4, action.mb);

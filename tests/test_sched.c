@@ -388,15 +388,77 @@ START_TEST(a_channel_of_finite_bandwidth_sends_one_message_at_a_time) {
 }
 END_TEST
 
+START_TEST(a_pair_waits_for_both_its_inputs) {
+  Sched *sched;
+  ck_assert_int_eq(sched_new(&arena, &sched, "pair", 2, 1, 2, PLACE_LOOP, NULL), ST_OK);
+  static const char *const rows[2][5] = {{"0F0", "(0F1;0B0)OVERLAP_F_B", "0B1"},
+                                         {"1F0", "1B0", "1F1", "1B1"}};
+  for (int rank = 0; rank < 2; rank++)
+    for (int i = 0; rows[rank][i]; i++)
+      ck_assert_int_eq(sched_push_text(sched, rank, rows[rank][i], strlen(rows[rank][i])), ST_OK);
+  SchedCosts costs = sched_costs(1, 1, 1);
+  costs.overlap = 2.5;
+  SchedSim *sim = simulate(&arena, sched, &costs);
+  const SchedSpan *span = sim->span; // of the marker, F1 and B0: behind 1B0, which ends at 4
+  for (int i = 1; i < 4; i++) ck_assert_double_eq_tol(span[i].start, 4, 1e-12);
+  ck_assert_double_eq_tol(span[1].waited, 3, 1e-12);
+  ck_assert_double_eq_tol(span[3].end, 6.5, 1e-12);
+  ck_assert_double_eq_tol(sim->busy[0], 1 + 2.5 + 2, 1e-12);
+  costs.overlap = -1; // F1 at once, then B0
+  span = simulate(&arena, sched, &costs)->span;
+  ck_assert_double_eq_tol(span[2].start, 1, 1e-12);
+  ck_assert_double_eq_tol(span[3].start, 4, 1e-12);
+}
+END_TEST
+
+START_TEST(in_a_lowered_list_a_message_leaves_with_its_send) {
+  SchedCosts costs = sched_costs(1, 1, 1);
+  Sched *sched = lower(&arena, make(&arena, "gpipe", 2, 1, 2, 0), &costs);
+  Action *a = sched->row[0].action; // 0F0 0SEND_F0 0F1 0SEND_F1 ...
+  ck_assert(a[1].kind == ACTION_SEND_F && a[2].kind == ACTION_F);
+  Action send = a[1];
+  a[1] = a[2], a[2] = send;
+  SchedSim *sim = simulate(&arena, sched, &costs);
+  const SchedSpan *span = sim->span + sim->first[1]; // 1RECV_F0 1RECV_F1 1F0: F0 is held back
+  for (int i = 0; i < sched->row[1].count; i++)
+    if (sched->row[1].action[i].kind == ACTION_F && sched->row[1].action[i].mb == 0)
+      ck_assert_double_eq_tol(span[i].start, 2, 1e-12);
+}
+END_TEST
+
+START_TEST(hanayo_leaves_a_place_for_every_deeper_chunk) {
+  for (int ranks = 1; ranks <= 6; ranks++) {
+    for (int waves = 1; waves <= 4; waves++) {
+      SchedArena a;
+      sched_heap_open(&a);
+      Sched *sched = make(&a, "hanayo", ranks, 2 * waves, 6 * ranks + 5, 0);
+      for (int rank = 0; rank < ranks; rank++) {
+        int live = 0;
+        for (int i = 0; i < sched->row[rank].count; i++) {
+          Action action = sched->row[rank].action[i];
+          int chunk = action.stage / ranks;
+          if (action.kind == ACTION_F)
+            ck_assert_int_lt(live, 2 * waves * ranks - (2 * waves - 1 - chunk));
+          live += action.kind == ACTION_F ? 1 : -1;
+        }
+      }
+      ck_assert_int_eq(check(&a, sched)->broken, 0);
+      sched_heap_close(&a);
+    }
+  }
+}
+END_TEST
+
 START_TEST(live_bytes_follow_the_formula) {
   Sched *sched = make(&arena, "zb-h1", 3, 1, 6, 0);
   SchedCosts costs = sched_costs(1, 1, 1);
-  costs.i_bytes = 100, costs.w_bytes = 10, costs.grad_bytes = 1;
+  static const SchedBytes bytes[] = {{100, 10, 1}, {1, 1, 1}, {200, 20, 2}};
+  costs.bytes = bytes;
   SchedSim *sim = simulate(&arena, sched, &costs);
   // rank 0: F0 F1 F2 | I0: three live, and the kept gradient of one
   ck_assert_double_eq_tol(sim->peak_bytes[0], 3 * 110 + 1, 1e-12);
   // rank 2 keeps W of two microbatches: F0 I0 F1 I1 F2 | I2
-  ck_assert_double_eq_tol(sim->peak_bytes[2], 110 + 2 * 11 + 1, 1e-12);
+  ck_assert_double_eq_tol(sim->peak_bytes[2], 220 + 2 * 22 + 2, 1e-12);
 }
 END_TEST
 
@@ -542,6 +604,9 @@ Suite *sched_suite(void) {
   tcase_add_test(tcase, costs_by_stage_and_microbatch_decide_where_time_goes);
   tcase_add_test(tcase, a_price_function_decides_alone);
   tcase_add_test(tcase, a_channel_of_finite_bandwidth_sends_one_message_at_a_time);
+  tcase_add_test(tcase, a_pair_waits_for_both_its_inputs);
+  tcase_add_test(tcase, in_a_lowered_list_a_message_leaves_with_its_send);
+  tcase_add_test(tcase, hanayo_leaves_a_place_for_every_deeper_chunk);
   tcase_add_test(tcase, live_bytes_follow_the_formula);
   tcase_add_test(tcase, receives_posted_ahead_are_as_many_as_documented);
   tcase_add_test(tcase, names_and_aliases_are_found_in_any_case);

@@ -221,6 +221,14 @@ START_TEST(invariant_3_sends_and_receives_match_in_channel_order) {
 }
 END_TEST
 
+START_TEST(invariant_4_a_send_behind_what_needs_its_answer_is_a_deadlock) {
+  Sched *sched = lowered("gpipe", 2, 1, 1);
+  put_at(sched, 0, find(sched, 0, "0SEND_F0"), find(sched, 0, "0B0"));
+  breaks(sched, 4, 0, find(sched, 0, "0B0"), "stands at 0B0, which waits for 1SEND_B0");
+  ck_assert_int_eq(check(&arena, sched)->cycle_length, 2);
+}
+END_TEST
+
 START_TEST(invariant_6_each_reduction_once_after_all_contributions) {
   Sched *sched = lowered("1f1b", 2, 1, 2);
   erase(sched, 1, find(sched, 1, "1REDUCE_GRAD"));
@@ -479,6 +487,7 @@ Suite *sched_check_suite(void) {
   tcase_add_test(tcase, invariant_4_a_cycle_between_ranks_is_found);
   tcase_add_test(tcase, invariant_4_a_turn_in_the_wrong_order_waits_for_itself);
   tcase_add_test(tcase, invariant_4_naive_lowering_deadlocks_under_rendezvous_sends);
+  tcase_add_test(tcase, invariant_4_a_send_behind_what_needs_its_answer_is_a_deadlock);
   tcase_add_test(tcase, invariant_5_no_more_live_activations_than_declared);
   tcase_add_test(tcase, invariant_6_each_reduction_once_after_all_contributions);
   tcase_add_test(tcase, invariant_6_a_tied_weight_is_reduced_once_on_each_of_its_ranks);

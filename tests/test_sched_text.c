@@ -376,6 +376,17 @@ START_TEST(the_terminal_drawing_shows_times_to_scale) {
 }
 END_TEST
 
+START_TEST(a_pair_has_two_halves_in_the_terminal) {
+  Sched *sched = parse(&arena, "0F0,(0F1;0B0)OVERLAP_F_B,0B1\n");
+  SchedCosts costs = sched_costs(1, 1, 1);
+  costs.overlap = 2;
+  ck_assert_str_eq(drawn(sched, &costs, (SchedTerminal){.width = 60}),
+                   "       F forward   B backward   \n"
+                   "rank 0 F0 F1 B0 B1--- \n"
+                   "       |0\n");
+}
+END_TEST
+
 START_TEST(the_terminal_drawing_keeps_to_the_width_and_to_plain_text) {
   SchedCosts costs = sched_costs(1, 1, 0.01);
   static const char *const names[] = {"gpipe", "zbv", "hanayo", "dualpipev"};
@@ -536,6 +547,7 @@ Suite *sched_text_suite(void) {
   tcase_add_test(tcase, a_page_needs_nothing_from_elsewhere);
   tcase_add_test(tcase, a_name_with_markup_is_escaped);
   tcase_add_test(tcase, the_terminal_drawing_shows_times_to_scale);
+  tcase_add_test(tcase, a_pair_has_two_halves_in_the_terminal);
   tcase_add_test(tcase, the_terminal_drawing_keeps_to_the_width_and_to_plain_text);
   suite_add_tcase(suite, tcase);
   tcase = tcase_create("command");

@@ -68,7 +68,7 @@ HEADERS := $(filter-out %_impl.h,$(foreach layer,core ops parallel,\
 MAIN_SRC := $(wildcard lua/main.c lua/runner.c lua/repl.c)
 BIND_SRC := $(filter-out $(MAIN_SRC),$(wildcard lua/*.c))
 LUA_LIBRARY := $(wildcard lua/rille/*.lua lua/rille/*/*.lua)
-TEST_SRC := $(wildcard tests/main.c tests/files.c tests/test_*.c)
+TEST_SRC := $(wildcard tests/main.c tests/allocs.c tests/files.c tests/test_*.c)
 FUZZ_SRC := $(wildcard tests/fuzz_*.c)
 SUITES := $(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c))
 
@@ -168,9 +168,11 @@ $B/rille_mpi_$1.so: $O/parallel/comm_mpi.$1.o $B/librille.so $B/links
 	$$(call link,-shared $$(RPATH) $$< -L$B -lrille $$(call mpi_libs,$1))
 endef
 $(foreach impl,$(MPI_IMPLS),$(eval $(call mpi_rule,$(impl))))
+# tests/allocs.c fails allocations on demand.
+ALLOC_WRAPS = $(foreach f,malloc calloc realloc strdup asprintf,-Wl$(,)--wrap=$f)
 # The tests link the objects themselves, so that they can look behind the installed headers.
 $B/tests: $(TEST_OBJ) $(LIB_OBJ) $B/links
-	$(call link,$(TEST_OBJ) $(LIB_OBJ) $(CHECK_LIBS) $(BLAS_LIBS) -lm -ldl -lpthread)
+	$(call link,$(ALLOC_WRAPS) $(TEST_OBJ) $(LIB_OBJ) $(CHECK_LIBS) $(BLAS_LIBS) -lm -ldl -lpthread)
 $B/bench_kernels: $O/tests/bench_kernels.o $(LIB_OBJ) $B/links
 	$(call link,$< $(LIB_OBJ) $(BLAS_LIBS) -lm -ldl -lpthread)
 $B/fuzz_%: $O/tests/fuzz_%.o $(LIB_OBJ) $B/links

@@ -10,6 +10,7 @@
 
 #include "core/json.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -253,10 +254,10 @@ static int compare_name(const void *a, const void *b) {
 
 // Sorts by name; inv. 2 between shards.
 static Status index_names(Safetensors *file, const char *path) {
-  file->by_name = malloc(((size_t)file->n + 1) * sizeof *file->by_name);
+  file->by_name = malloc(((size_t)file->n + 1) * sizeof(SafetensorsEntry *));
   if (!file->by_name) return fail_memory(path);
   for (int64_t i = 0; i < file->n; i++) file->by_name[i] = &file->entries[i];
-  qsort(file->by_name, (size_t)file->n, sizeof *file->by_name, compare_name);
+  qsort(file->by_name, (size_t)file->n, sizeof(SafetensorsEntry *), compare_name);
   for (int64_t i = 1; i < file->n; i++) {
     const SafetensorsEntry *a = file->by_name[i - 1], *b = file->by_name[i];
     if (strcmp(a->name, b->name) == 0)
@@ -270,7 +271,7 @@ static const SafetensorsEntry *find_stored(const Safetensors *file, const char *
   SafetensorsEntry wanted = {.name = name};
   const SafetensorsEntry *key = &wanted;
   const SafetensorsEntry **found =
-      bsearch(&key, file->by_name, (size_t)file->n, sizeof *file->by_name, compare_name);
+      bsearch(&key, file->by_name, (size_t)file->n, sizeof(SafetensorsEntry *), compare_name);
   return found ? *found : NULL;
 }
 
@@ -351,6 +352,7 @@ static Status compare_lists(const Safetensors *file, const JsonValue **members, 
   for (int64_t i = 0, j = 0; i < n_members || j < file->n; i++, j++) {
     const JsonValue *member = i < n_members ? members[i] : NULL;
     const SafetensorsEntry *entry = j < file->n ? file->by_name[j] : NULL;
+    assert(member || entry);
     int order = !entry ? -1 : !member ? 1 : strcmp(member->key, entry->name);
     if (order < 0)
       return fail(ST_EFORMAT, "%s: expected tensor \"%s\" in shard %s, which has none of that name",
@@ -367,11 +369,11 @@ static Status compare_lists(const Safetensors *file, const JsonValue **members, 
 
 static Status check_index(const Safetensors *file, const JsonValue *weight_map, const char *path) {
   int64_t n = 0;
-  const JsonValue **members = malloc(((size_t)weight_map->count + 1) * sizeof *members);
+  const JsonValue **members = malloc(((size_t)weight_map->count + 1) * sizeof(JsonValue *));
   if (!members) return fail_memory(path);
   for (const JsonValue *member = weight_map->first; member; member = member->next)
     members[n++] = member;
-  qsort(members, (size_t)n, sizeof *members, compare_key);
+  qsort(members, (size_t)n, sizeof(JsonValue *), compare_key);
   Status status = compare_lists(file, members, n, path);
   free(members);
   return status;

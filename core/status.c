@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#undef fail
+
 static _Thread_local struct {
   char message[2048];
   char hint[1024];

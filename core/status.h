@@ -42,6 +42,9 @@ typedef enum Status {
 // Records the message of a failure and returns `status`, so that `return fail(ST_ESHAPE, ...)`
 // reads well.
 Status fail(Status status, const char *format, ...) PRINTF_LIKE(2, 3);
+#ifdef __clang_analyzer__ // it does not know that the result is never ST_OK
+#define fail(status, ...) ((void)fail(status, __VA_ARGS__), (status))
+#endif
 
 // Puts words in front of the recorded message: what the caller was doing ("loading x.safetensors").
 Status fail_context(Status status, const char *format, ...) PRINTF_LIKE(2, 3);

@@ -387,7 +387,7 @@ Status tokens_check(const TokenFile *file, int64_t vocab) {
             ST_EVALUE,
             "%s: expected ids below the vocabulary size %lld, found %lld at index %lld: it was "
             "made with another tokenizer, or is no file of this format",
-            file->map.name, (long long)vocab, (long long)block[i], (long long)(first + i));
+            file->map.name, (long long)vocab, (long long)block[i], (long long)first + i);
   }
   return ST_OK;
 }
@@ -458,7 +458,7 @@ Status token_writer_put(TokenWriter *writer, const int64_t *ids, int64_t n) {
                   "%s: expected ids below the vocabulary size %lld, found %lld at index "
                   "%lld",
                   writer->path, (long long)writer->vocab, (long long)ids[i],
-                  (long long)(writer->n + i));
+                  (long long)writer->n + i);
   for (int64_t done = 0; done < n;) {
     uint16_t narrow[BLOCK];
     uint32_t wide[BLOCK];

@@ -167,7 +167,7 @@ START_TEST(foreign_and_cut_files_are_named) {
       {0, (int32_t)__builtin_bswap32(20240520), TOKENS_AUTO, "found big-endian ones"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    char *copy = malloc(size);
+    char *copy = malloc(size + 1);
     memcpy(copy, data, size);
     memcpy(copy + 4 * cases[i].word, &cases[i].value, 4);
     ck_assert_int_eq(tokens_open_memory(&file, cases[i].format, copy, size, NULL, 0, "made"),

@@ -94,6 +94,9 @@ static Layout lay_out(const Sched *sched, const SchedSim *sim, const SchedTermin
 
 // ---- drawing ---------------------------------------------------------------------------------
 
+// The nearest of the six levels 0, 95, 135, ... 255 of a terminal's colour cube.
+static int cube_level(int x) { return x < 48 ? 0 : x < 115 ? 1 : (x - 35) / 40; }
+
 static void set_colour(const Layout *layout, const SchedOut *out, const SchedColour *colour) {
   if (layout->terminal->colour == SCHED_COLOUR_NONE) return;
   if (!colour)
@@ -102,7 +105,7 @@ static void set_colour(const Layout *layout, const SchedOut *out, const SchedCol
     sched_print(out, "\x1b[%d;48;2;%d;%d;%dm", colour->text_is_light ? 97 : 30, colour->r,
                 colour->g, colour->b);
   else {
-    int r = (colour->r + 25) / 51, g = (colour->g + 25) / 51, b = (colour->b + 25) / 51;
+    int r = cube_level(colour->r), g = cube_level(colour->g), b = cube_level(colour->b);
     sched_print(out, "\x1b[%d;48;5;%dm", colour->text_is_light ? 97 : 30, 16 + 36 * r + 6 * g + b);
   }
 }

@@ -60,9 +60,12 @@ double sched_shortest(const Sched *sched, const SchedSim *sim) {
 
 SchedFrame sched_frame(const Sched *sched, const SchedSim *sim, const SchedCosts *costs,
                        double top) {
-  enum { NARROWEST = 700, WIDEST = 6000, CELL = 20 };
+  enum { NARROWEST = 700, WIDEST = 8000, CELL = 20, CELL_LEAST = 16, SCREEN = 1320 };
   double time = sim->makespan > 0 ? sim->makespan : 1, least = sched_shortest(sched, sim);
+  // The shortest action as wide as is pleasant, narrower where that makes it fit on a screen.
   double width = least > 0 ? CELL * time / least : NARROWEST;
+  if (width > SCREEN && least > 0)
+    width = CELL_LEAST * time / least > SCREEN ? CELL_LEAST * time / least : SCREEN;
   if (width < NARROWEST) width = NARROWEST;
   if (width > WIDEST) width = WIDEST;
   return (SchedFrame){.sched = sched,
@@ -121,7 +124,7 @@ static void print_action(const SchedOut *out, const SchedFrame *frame, int rank,
   sched_print(out, "<rect x=\"%.2g\" y=\"%.1g\" width=\"%.2g\" height=\"%.1g\" rx=\"%d\" ", x, y,
               width - gap, height, width > 6 ? 2 : 0);
   sched_print(out, "fill=\"rgb(%d,%d,%d)\"/>", colour.r, colour.g, colour.b);
-  if (width >= 7 * sched_digits(action.mb) + 3)
+  if (width >= 6.6 * sched_digits(action.mb) + 2)
     sched_print(out, "<text%s x=\"%.2g\" y=\"%.1g\">%d</text>",
                 colour.text_is_light ? " class=\"w\"" : "", x + (width - gap) / 2,
                 y + height / 2 + 4, action.mb);

@@ -151,6 +151,7 @@ int luaopen_rille(lua_State *L) {
   weights_bind(L, r, rille);
   signals_bind(L, r, rille);
   files_bind(L, r, rille);
+  data_bind(L, r, rille);
   index_bind(L, r, methods);
   lua_pushvalue(L, methods), lua_setfield(L, rille, "Tensor");
   lua_pushstring(L, RILLE_VERSION), lua_setfield(L, rille, "version");

@@ -73,6 +73,7 @@ void core_bind(lua_State *L, Rille *r, int rille, int methods);
 void weights_bind(lua_State *L, Rille *r, int rille);
 void files_bind(lua_State *L, Rille *r, int rille);
 void signals_bind(lua_State *L, Rille *r, int rille);
+void data_bind(lua_State *L, Rille *r, int rille);
 
 // A metatable "rille.<name>" with methods and finalizers of its own, for userdata that hold one
 // pointer (box). `methods` and `metamethods` may be NULL.

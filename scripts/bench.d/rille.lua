@@ -40,6 +40,49 @@ function cases.gelu()
   return function() return rille.gelu_tanh(x) end
 end
 
+-- Weights, gradients and both moments of one parameter, updated in one pass.
+function cases.adamw()
+  local w = core.param("w", { ELEMENTS })
+  w:normal_(0, 0.02)
+  local optimizer = rille.optim.new({ { "w", w } },
+    { "adamw", lr = 3e-4, betas = { 0.9, 0.95 }, weight_decay = 0.1 })
+  w:sum():backward()
+  return function() optimizer:step(1) end
+end
+
+function cases.mlp()
+  local nn = rille.nn
+  local model = nn.Sequential { nn.Linear(8, 8), nn.Activation "relu", nn.Linear(8, 8), nn.Activation "relu",
+    nn.Linear(8, 1) }
+  local parameters = model:named_parameters()
+  local x = rille.randn(1, 8)
+  return function()
+    for _ = 1, 1000 do
+      model(x):sum():backward()
+      for _, entry in ipairs(parameters) do entry[2]:zero_grad() end
+    end
+  end
+end
+
+-- The step of rille.Trainer, its scalars read back, as a training script calls it.
+local function gpt_step(o)
+  local gpt = require "models.gpt"
+  local trainer = rille.Trainer {
+    model = gpt(o), loss = rille.nn.cross_entropy, log = 0, seed = 1,
+    optimizer = { "adamw", lr = 3e-4, betas = { 0.9, 0.95 }, weight_decay = 0.1, clip = 1.0 },
+    batch = { global = o.B, micro = o.B },
+  }
+  local ids = rille.randint(0, o.vocab, { o.B, o.T + 1 })
+  local batch = { ids:slice(1, 0, o.T):contiguous(), ids:slice(1, 1, o.T + 1):contiguous() }
+  return function() return trainer:step(batch).loss end
+end
+
+for _, case in ipairs(require "cases") do
+  if case.memory then
+    cases[case.name] = function() return gpt_step(case.shape) end
+  end
+end
+
 local make = cases[arg[1]]
 if not make then
   print("missing no case " .. arg[1])

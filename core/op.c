@@ -222,7 +222,7 @@ static Status run_shape_rule(Ctx *ctx, const Op *op, Tensor **in, int n_in, cons
   call->n_in = n_in;
   call->in = in;
   if (args)
-    call->args = *args;
+    op_args_copy(&call->args, args);
   else
     memset(&call->args, 0, sizeof call->args), call->args.n_list = -1;
   call->n_out = op->n_out;

@@ -38,6 +38,13 @@ typedef struct OpArgs {
   int64_t list[OP_MAX_LIST];
 } OpArgs;
 
+// Copies what is set: the whole struct is large, and a copy of it costs as much as a small op.
+static inline void op_args_copy(OpArgs *to, const OpArgs *from) {
+  for (int k = 0; k < OP_MAX_ARGS; k++) to->v[k] = from->v[k];
+  to->n_list = from->n_list;
+  for (int k = 0; k < from->n_list; k++) to->list[k] = from->list[k];
+}
+
 // Flags of a row.
 enum {
   OP_CONTIGUOUS = 1,   // the kernel wants row-major inputs

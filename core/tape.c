@@ -170,7 +170,7 @@ Status tape_record(OpCall *call, const OpNeeds *needs, Tensor **out) {
   Ctx *ctx = call->ctx;
   Node *node;
   TRY(node_new(ctx, call->op, call->n_in, call->n_out, call->n_saved, &node));
-  node->args = call->args;
+  op_args_copy(&node->args, &call->args);
   node->needs = *needs;
   Status status = keep_all(call, needs, node, out);
   if (status == ST_OK) {
@@ -187,7 +187,7 @@ Status tape_record_custom(Ctx *ctx, const Op *op, Tensor **in, int n_in, const O
   OpCall call = {.ctx = ctx, .op = op, .n_in = n_in, .in = in, .n_out = n_out};
   TRY(node_new(ctx, op, n_in, n_out, 0, &node));
   if (args)
-    node->args = *args;
+    op_args_copy(&node->args, args);
   else
     node->args.n_list = -1;
   op_needs(op, &node->needs);

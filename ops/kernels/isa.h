@@ -29,6 +29,13 @@
 #else
 #define VECTOR_BYTES 16
 #endif
+// Before a return to other code, where a function takes or gives wide vectors: the compiler then
+// leaves their upper halves dirty, which costs the SSE code that follows 200 ns.
+#if VECTOR_BYTES > 16
+#define CLEAN_UPPER() _mm256_zeroupper()
+#else
+#define CLEAN_UPPER() ((void)0)
+#endif
 #define LANES_f32 (VECTOR_BYTES / 4)
 #define LANES_f64 (VECTOR_BYTES / 8)
 

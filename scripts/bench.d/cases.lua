@@ -5,7 +5,8 @@
 --   repeats  rounds, each of one run of every side; quick: with --quick
 --   flops    multiply-adds x 2 of one run, for the share of the FMA peak
 --   bytes    that must move at least once, for the share of the copy bandwidth
---   goal     what the project promises: {peer, at least this many times as fast}
+--   goals    what the project promises: for a peer, at least how many times as fast
+--   memory_goal  at most this share of PyTorch's peak;  limit  at most so many seconds
 local ELEMENTS = 64 << 20 -- 256 MB of f32
 
 -- Matrix products: 2 flops a weight and token in forward, 4 in backward. Attention: two products of
@@ -16,10 +17,11 @@ local function gpt_flops(o)
   return 6 * weights * tokens + 7 * o.layers * tokens * o.T * o.d
 end
 
-local function gpt(o, name, what, peers, goals, repeats)
+local function gpt(o, name, what, peers, goals, repeats, memory_goal)
   return {
     name = name, what = what, peers = peers, goals = goals, repeats = repeats, quick = 3,
-    flops = gpt_flops(o), shape = o, memory = true, unit = "ms",
+    flops = gpt_flops(o), shape = o, memory = true, memory_goal = memory_goal,
+    unit = "ms",
   }
 end
 
@@ -35,7 +37,7 @@ end
 
 return {
   gpt(small, "gpt", "training step, GPT 6 x 384, B 8, T 256, V 256", { "eager", "compile" },
-    { eager = 1.25, compile = 1 }, 15),
+    { eager = 1.25, compile = 1 }, 15, 0.5),
   gpt(gpt2, "gpt2", "training step, GPT-2 124M, B 4, T 64", { "eager", "compile", "llm.c" },
     { eager = 1, ["llm.c"] = 2 }, 9),
   { name = "add", what = "x + y of 4 floats", peers = { "eager" }, goals = {}, per = 10000,

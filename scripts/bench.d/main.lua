@@ -20,7 +20,7 @@ bench - Rille's speed and memory beside its peers'; writes build/bench.json
   --llmc DIR         a checkout of github.com/karpathy/llm.c, whose CPU trainer is then built
   --no-compile       without torch.compile (its first compilation takes minutes)
   --out FILE         where the JSON goes
-  --profile          where the time of Rille's GPT step goes, by op; nothing else
+  --profile          where the time of Rille's GPT step goes (perf); nothing else
 ]]
 
 local function fail(words)
@@ -116,7 +116,11 @@ end
 
 local o = parse(arg)
 sides.prepare(o)
-if o.profile then os.exit(sides.profile(o)) end
+if o.profile then
+  local code = sides.profile(o)
+  sides.finish(o)
+  os.exit(code)
+end
 local figures = {}
 report.heading(sides.machine(o))
 for _, case in ipairs(cases) do

@@ -104,9 +104,10 @@ function report.footnotes(figures)
       end
     end
     local peer = figure.sides.eager
-    if case.memory and rille and rille.peak_bytes and peer and peer.peak_bytes then
-      verdict(rille.peak_bytes <= peer.peak_bytes / 2, ("%s: %.2f of PyTorch's peak memory " ..
-        "(0.5 promised)"):format(where, rille.peak_bytes / peer.peak_bytes))
+    if case.memory_goal and rille and rille.peak_bytes and peer and peer.peak_bytes then
+      verdict(rille.peak_bytes <= case.memory_goal * peer.peak_bytes,
+        ("%s: %.2f of PyTorch's peak memory (%.2f promised)"):format(where,
+          rille.peak_bytes / peer.peak_bytes, case.memory_goal))
     end
     if case.limit and rille and rille.median then
       verdict(rille.median < case.limit, ("%s: %.3g s (under %.3g promised)"):format(where,

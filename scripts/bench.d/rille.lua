@@ -52,8 +52,8 @@ end
 
 function cases.mlp()
   local nn = rille.nn
-  local model = nn.Sequential { nn.Linear(8, 8), nn.Activation "relu", nn.Linear(8, 8), nn.Activation "relu",
-    nn.Linear(8, 1) }
+  local model = nn.Sequential { nn.Linear(8, 8), nn.Activation "relu", nn.Linear(8, 8),
+    nn.Activation "relu", nn.Linear(8, 1) }
   local parameters = model:named_parameters()
   local x = rille.randn(1, 8)
   return function()

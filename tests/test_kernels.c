@@ -100,6 +100,18 @@ START_TEST(a_nested_parallel_for_runs_on_its_own_thread) {
 }
 END_TEST
 
+START_TEST(fewer_threads_do_not_run_the_last_job_again) {
+  int64_t seen[64] = {0};
+  for (int turn = 0; turn < 20; turn++) {
+    threads_set(4);
+    parallel_for(64, 1, count_blocks, seen);
+    threads_set(3);
+  }
+  threads_set(1);
+  for (int i = 0; i < 64; i++) ck_assert_int_eq(seen[i], 20);
+}
+END_TEST
+
 static int n_polls;
 static void poll_once(void) { n_polls++; }
 static void dawdle(void *context, int64_t begin, int64_t end) {
@@ -793,6 +805,7 @@ Suite *kernels_suite(void) {
   tcase_set_timeout(tcase, 120);
   tcase_add_test(tcase, parallel_for_visits_each_item_once);
   tcase_add_test(tcase, a_nested_parallel_for_runs_on_its_own_thread);
+  tcase_add_test(tcase, fewer_threads_do_not_run_the_last_job_again);
   tcase_add_test(tcase, the_poll_hook_runs_between_blocks_and_not_too_often);
   tcase_add_test(tcase, vector_functions_agree_with_libm_over_all_floats);
   tcase_add_test(tcase, an_elements_bits_do_not_depend_on_its_place);

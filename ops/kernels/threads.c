@@ -313,6 +313,7 @@ void threads_set(int count) {
   pool.n_wanted = count;
   decide_places();
   if (pool.n_started > count) {
+    pool.job = (Job){NULL, NULL, 0, 1}; // those that stay find nothing to do
     publish();
     wait_for_workers();
     pool.n_started = count;

@@ -76,7 +76,14 @@ static void give_product(Expr *e, GradCall *call, int j, Tensor *a, Tensor *b) {
     expr_give_op(e, call, j, OP_matmul, NULL, in, 2);
     return;
   }
-  expr_give(e, call, j, expr_sum_to(e, expr2(e, OP_matmul, a, b), spec));
+  TensorSpec matrix = *spec;
+  if (spec->ndim == 1) { // a row of a, a column of b
+    matrix.ndim = 2;
+    matrix.shape[0] = j == 0 ? 1 : spec->shape[0];
+    matrix.shape[1] = j == 0 ? spec->shape[0] : 1;
+  }
+  Tensor *sum = expr_sum_to(e, expr2(e, OP_matmul, a, b), &matrix);
+  expr_give(e, call, j, expr_view(e, sum, spec->ndim, spec->shape));
 }
 
 // b[K,N] met every row of a[..., M, K]: its gradient is one product over all rows, not a batch to

@@ -6,6 +6,7 @@
 #include "ops/expr.h"
 #include "ops/kernels/threads.h"
 #include "ops/rows.h"
+#include "ops/shapes.h"
 
 #include <assert.h>
 #include <math.h>
@@ -32,6 +33,8 @@ Status shape_sgd(OpCall *call) {
 }
 
 static Status shape_norm(OpCall *call) {
+  DType dtype = call->in[0]->dtype;
+  if (dtype != DT_F32 && dtype != DT_F64) return shape_fail(call, "x must be f32 or f64");
   call->out[0].dtype = DT_F64;
   call->out[0].ndim = 0;
   return ST_OK;

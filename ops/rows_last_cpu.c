@@ -40,7 +40,7 @@ static void run_columns(const KernelCall *call, Stage *stage, Softmax *s, Softma
   for (int d = 0; d < dim; d++) outer *= x->shape[d];
   for (int d = dim + 1; d < x->ndim; d++) inner *= x->shape[d];
   size_t bytes = (size_t)(outer * inner * n) * width;
-  char *a = stage->at, *b = a + bytes, *result = b + bytes;
+  char *a = stage->at, *b = a + bytes, *result = is_backward ? b + bytes : b;
   char *out = is_backward ? s->dx : s->y;
   columns_to_rows(a, is_backward ? s->dy : s->x, width, outer, n, inner);
   if (is_backward) columns_to_rows(b, s->y_saved, width, outer, n, inner);

@@ -68,7 +68,7 @@ HEADERS := $(filter-out %_impl.h,$(foreach layer,core ops parallel,\
 MAIN_SRC := $(wildcard lua/main.c lua/runner.c lua/repl.c)
 BIND_SRC := $(filter-out $(MAIN_SRC),$(wildcard lua/*.c))
 LUA_LIBRARY := $(wildcard lua/rille/*.lua lua/rille/*/*.lua)
-TEST_SRC := $(wildcard tests/main.c tests/allocs.c tests/files.c tests/test_*.c)
+TEST_SRC := $(wildcard tests/main.c tests/allocs.c tests/files.c tests/op_*.c tests/test_*.c)
 FUZZ_SRC := $(wildcard tests/fuzz_*.c)
 SUITES := $(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c))
 

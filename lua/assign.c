@@ -12,16 +12,31 @@ typedef struct Walk {
   int64_t shape[MAX_DIMS], to[MAX_DIMS], from[MAX_DIMS];
 } Walk;
 
+// The innermost dimension: n elements of `item` bytes, strides in elements.
+static void copy_line(char *to, int64_t down, const char *from, int64_t along, int64_t n,
+                      size_t item) {
+  if (down == 1 && along == 1) {
+    memcpy(to, from, (size_t)n * item);
+    return;
+  }
+#define LINE(type)                \
+  for (int64_t i = 0; i < n; i++) \
+  ((type *)(void *)to)[i * down] = ((const type *)(const void *)from)[i * along]
+  switch (item) {
+  case 1: LINE(uint8_t); break;
+  case 2: LINE(uint16_t); break;
+  case 4: LINE(uint32_t); break;
+  default: LINE(uint64_t); break;
+  }
+#undef LINE
+}
+
 static void copy_run(const Walk *w, int d, char *to, const char *from) {
-  if (d == w->ndim) {
-    memcpy(to, from, w->item);
+  if (d == w->ndim - 1) {
+    copy_line(to, w->to[d], from, w->from[d], w->shape[d], w->item);
     return;
   }
   int64_t down = w->to[d] * (int64_t)w->item, along = w->from[d] * (int64_t)w->item;
-  if (d == w->ndim - 1 && w->to[d] == 1 && w->from[d] == 1) {
-    memcpy(to, from, (size_t)w->shape[d] * w->item);
-    return;
-  }
   for (int64_t i = 0; i < w->shape[d]; i++) copy_run(w, d + 1, to + i * down, from + i * along);
 }
 
@@ -64,10 +79,11 @@ Status tensor_assign(Ctx *ctx, Tensor *target, Tensor *source) {
     status = op_apply(ctx, ctx->core_ops->contiguous, &source, 1, NULL, &made);
   ctx->grad_enabled = grad;
   if (status == ST_OK && made) status = walk_new(target, made, &walk);
-  if (status == ST_OK) {
+  if (status == ST_OK && walk.ndim == 0)
+    memcpy(tensor_data(target), tensor_data(made ? made : source), walk.item);
+  else if (status == ST_OK)
     copy_run(&walk, 0, tensor_data(target), tensor_data(made ? made : source));
-    tensor_written(ctx, target);
-  }
+  if (status == ST_OK) tensor_written(ctx, target);
   tensor_release(ctx, made);
   return status;
 }

@@ -18,7 +18,8 @@ typedef struct Cursor {
   lua_State *L;
   Rille *r;
   Tensor *t;
-  int dim;
+  int dim;   // of t
+  int entry; // the same, counted in the tensor that was indexed: for messages
 } Cursor;
 
 static int too_many(Cursor *c) {
@@ -35,12 +36,12 @@ static void take_integer(Cursor *c, int64_t i) {
   if (c->dim >= c->t->ndim) too_many(c);
   int64_t size = c->t->shape[c->dim];
   if (i < -size || i >= size) {
-    Status status = size == 0
-                        ? fail(ST_ERANGE, "index %lld: dimension %d is empty", (long long)i, c->dim)
-                        : fail(ST_ERANGE,
-                               "index %lld is out of range for dimension %d, valid are %lld to "
-                               "%lld",
-                               (long long)i, c->dim, (long long)-size, (long long)size - 1);
+    Status status =
+        size == 0 ? fail(ST_ERANGE, "index %lld: dimension %d is empty", (long long)i, c->entry)
+                  : fail(ST_ERANGE,
+                         "index %lld is out of range for dimension %d, valid are %lld to "
+                         "%lld",
+                         (long long)i, c->entry, (long long)-size, (long long)size - 1);
     fail_hint(status, "counting starts at 0, negative indices count from the end");
     raise_status(c->L, c->r, status, &c->t, 1);
   }
@@ -48,6 +49,7 @@ static void take_integer(Cursor *c, int64_t i) {
   args.v[0].i = c->dim;
   args.v[1].i = i < 0 ? i + size : i;
   step(c, "select", &args);
+  c->entry++;
 }
 
 enum { ABSENT_SIZE = 3 };
@@ -74,6 +76,7 @@ static void take_range(Cursor *c, const int64_t part[ABSENT_SIZE]) {
     step(c, "slice", &args);
   }
   c->dim++;
+  c->entry++;
 }
 
 // ---- strings
@@ -140,6 +143,7 @@ static void take_string(Cursor *c, const char *words) {
       int skip = c->t->ndim - c->dim - (left - 1);
       if (skip < 0) too_many(c);
       c->dim += skip;
+      c->entry += skip;
       at += 3;
     } else {
       at = string_entry(c, words, at);
@@ -194,6 +198,7 @@ static void take_ids(Cursor *c, Tensor *ids) {
   lua_pop(L, 1);
   if (ids->ndim != 1) reshape(c, ndim, shape);
   c->dim = dim + ids->ndim;
+  c->entry++;
 }
 
 static void check_mask(Cursor *c, const Tensor *mask) {
@@ -313,7 +318,7 @@ static int tensor_index(lua_State *L) {
     if (!looks_like_index(lua_tostring(L, 2))) return unknown_method(L, binding_of(L));
   }
   Rille *r = binding_of(L);
-  Cursor c = {L, r, tensor_at(L, r, 1), 0};
+  Cursor c = {L, r, tensor_at(L, r, 1), 0, 0};
   push_view(&c);
   return 1;
 }
@@ -375,10 +380,10 @@ static void assign_ids(Cursor *c, Tensor *ids) {
     double at = 0;
     check_status(L, r, tensor_read(ids, i, &at));
     lua_pushvalue(L, 1);
-    Cursor row = {L, r, c->t, 0};
+    Cursor row = {L, r, c->t, 0, 0};
     take_integer(&row, (int64_t)at);
     lua_pushvalue(L, 3);
-    Cursor source = {L, r, value, 0};
+    Cursor source = {L, r, value, 0, 0};
     if (rows) take_integer(&source, i);
     assign(L, r, row.t, lua_gettop(L));
     lua_pop(L, 2);
@@ -393,7 +398,7 @@ typedef struct AssignGuard {
 // Writes t[key] = value with t at 1, key at 2, value at 3; grad mode is off.
 static int assign_protected(lua_State *L) {
   Rille *r = binding_of(L);
-  Cursor c = {L, r, tensor_at(L, r, 1), 0};
+  Cursor c = {L, r, tensor_at(L, r, 1), 0, 0};
   Tensor *key = tensor_at(L, r, 2);
   if (key && key->dtype == DT_BOOL) {
     assign_masked(&c, key);

@@ -262,6 +262,11 @@ static int variadic_inputs(Call *c) {
       raise_value(L, c->r, "%s: entry %d must be a tensor, got %s", name, i, luaL_typename(L, -1));
     lua_pop(L, 1); // the table keeps it
   }
+  lua_pushnil(L);
+  while (lua_next(L, 1)) { // rille.cat{a, b, dim = 1}
+    if (lua_type(L, -2) == LUA_TSTRING) set_named(c, lua_tostring(L, -2), lua_gettop(L));
+    lua_pop(L, 1);
+  }
   return 2;
 }
 
@@ -306,8 +311,8 @@ int op_call(lua_State *L, Rille *r, const OpBinding *b, bool in_place) {
   c.given = 0;
   c.args.n_list = -1;
   int top = lua_gettop(L);
-  int index = parse_inputs(&c, top);
   if (b->n_args > 0) memcpy(c.args.v, b->defaults.v, sizeof c.args.v);
+  int index = parse_inputs(&c, top);
   if (index <= top || b->required) parse_args(&c, index, top);
   r->n_calls++;
   if (r->region) checkpoint_saw(L, r, c.in, c.n_in);

@@ -135,17 +135,18 @@ function sides.kernels(o)
   return lines
 end
 
---- Where the time of Rille's training step goes, function by function (perf samples the worker while
---- it answers "run 10"). Returns an exit code.
+--- Where the time of Rille's training step goes, function by function (perf samples the worker
+--- while it answers "run 10"). Returns an exit code.
 function sides.profile(o)
   local data = quote(o.scratch .. "/perf.data")
   for _, threads in ipairs(o.threads) do
     io.write(("GPT 6 x 384, B 8, T 256, V 256, %d thread%s: share of samples, function\n"):format(
       threads, threads > 1 and "s" or ""))
     io.stdout:flush()
-    local ok = os.execute(("echo run 10 | OMP_NUM_THREADS=%d perf record -q -o %s %s %s gpt >&2 && " ..
-      "perf report -i %s --stdio --no-children -F overhead,sym --percent-limit 0.4 2>/dev/null | " ..
-      "grep '%%'"):format(threads, data, quote(o.rille), quote(o.folder .. "/rille.lua"), data))
+    local record = ("echo run 10 | OMP_NUM_THREADS=%d perf record -q -o %s %s %s gpt >&2"):format(
+      threads, data, quote(o.rille), quote(o.folder .. "/rille.lua"))
+    local show = "perf report --stdio --no-children -F overhead,sym --percent-limit 0.4 -i " .. data
+    local ok = os.execute(record .. " && " .. show .. " 2>/dev/null | grep '%'")
     if not ok then
       io.stderr:write("bench: --profile needs perf (Debian: linux-perf), and leave to use it\n")
       return 1

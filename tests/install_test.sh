@@ -37,6 +37,11 @@ C
   holds 'a C program builds by pkg-config' \
     gcc -std=c11 -Wall -Werror $mode program.c $flags -Wl,-rpath,"$work/usr/lib" -o program
   holds 'and runs' ./program
+  holds 'the example of tensors and gradients builds' \
+    gcc -std=c11 -Wall -Werror $mode "$OLDPWD/scripts/examples/fit.c" $flags \
+    -Wl,-rpath,"$work/usr/lib" -o fit
+  ./fit >fitted || true
+  holds 'and finds the line' grep -q '^y = 2.000 x + 1.000' fitted
 }
 if [ -e usr/bin/rille ]; then
   echo 'local rille = require "rille"; print(rille)' >hello.lua

@@ -61,7 +61,7 @@ local function live_after_forward(recompute)
   local before = core.memory().activations.current
   trainer:step { x, x }
   local f = 4
-  -- saved a unit: x (the last unit's result, or the batch) for up's weight; up's z and result for down's
+  -- saved a unit: up's z and result (x, the result of the unit before, is counted below)
   local saved = recompute and 0 or 3 * 2 * B * H * f
   local inputs = 2 * B * D * f -- of units 1 and 2; unit 0 reads the batch itself
   local output = B * D * f
@@ -114,7 +114,8 @@ check.test("out of memory: kind, sizes, what to change; the session goes on", fu
 end)
 
 check.test("the n-th allocation of a step fails: a clean error, nothing lost", function()
-  local model = nn.Sequential { nn.Linear { 4, 8, act = "gelu" }, nn.LayerNorm(8), nn.Linear { 8, 2 } }
+  local model = nn.Sequential { nn.Linear { 4, 8, act = "gelu" }, nn.LayerNorm(8),
+    nn.Linear { 8, 2 } }
   local trainer = rille.Trainer { model = model, loss = nn.mse, optimizer = "adamw", log = 0,
     batch = { global = 2, micro = 1 } }
   local x, y = rille.randn { 2, 4 }, rille.randn { 2, 2 }

@@ -35,7 +35,8 @@ function loader.batch(_, step, n) -- a function of the step
 end
 
 local trainer = rille.Trainer { model = Net(), loss = nn.mse, optimizer = { "adamw", lr = 1e-2 },
-  batch = { global = 4, micro = 2 }, out = o.out, checkpoint = { every = o.every }, seed = 1, log = 5 }
+  batch = { global = 4, micro = 2 }, out = o.out, checkpoint = { every = o.every },
+  seed = 1, log = 5 }
 if o.resume then print(("resumed at step %d"):format(trainer:resume(o.out))) end
 for _, batch in trainer:steps(loader, o.steps) do
   trainer:step(batch)

@@ -286,10 +286,12 @@ Status tensor_item(const Tensor *tensor, double *out) {
 
 void tensor_written(Ctx *ctx, Tensor *tensor) {
   tensor->storage->written = ctx_where(ctx);
-  if (tensor->param)
-    tensor->param->version++;
-  else
+  if (!tensor->param) {
     tensor->storage->version++;
+    return;
+  }
+  tensor->param->version++;
+  if (tensor->param->set) tensor->param->set->stepped = tensor->storage->written;
 }
 
 const char *format_shape(char *buffer, size_t size, int ndim, const int64_t *shape) {

@@ -357,4 +357,6 @@ Status weightset_state(Ctx *ctx, WeightSet *set, int index, Tensor **out) {
 void weightset_stepped(Ctx *ctx, WeightSet *set) {
   set->version++;
   set->stepped = ctx_where(ctx);
+  set->flat->storage->version++; // what a graph keeps of a view of a parameter has changed too
+  set->flat->storage->written = set->stepped;
 }

@@ -72,7 +72,7 @@ struct WeightSet {
   uint32_t version;
   Tensor *grad;                 // [numel]; made when first needed
   Tensor *state[MAX_OPT_STATE]; // [numel] f32 each; made by the optimizer
-  Where stepped;                // the script line of the latest STEP
+  Where stepped;                // the script line of the latest STEP or in-place write
 };
 
 // A declared parameter without storage. name is copied; the tensor's P bit is set.

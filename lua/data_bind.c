@@ -12,14 +12,18 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const char TOKENS[] = "rille.token file"; // a box with a TokenFile *
+static const char TOKENS[] = "rille.token file";
+
+typedef struct TokenBox {
+  TokenFile *file; // NULL once closed
+} TokenBox;
 
 // ---- token files
 
 static TokenFile *tokens_self(lua_State *L, Rille *r) {
-  TokenFile **box = box_check(L, r, 1, TOKENS);
-  if (!*box) raise_value(L, r, "the token file is closed");
-  return *box;
+  const TokenBox *box = box_check(L, r, 1, TOKENS);
+  if (!box->file) raise_value(L, r, "the token file is closed");
+  return box->file;
 }
 
 // tokens_open(path, format = "auto")
@@ -28,15 +32,15 @@ static int open_tokens(lua_State *L) {
   const char *path = luaL_checkstring(L, 1);
   TokenFormat format;
   check_status(L, r, token_format_from_name(&format, luaL_optstring(L, 2, "auto")));
-  TokenFile **box = box_push(L, TOKENS, sizeof *box);
-  check_status(L, r, tokens_open(box, path, format));
+  TokenBox *box = box_push(L, TOKENS, sizeof *box);
+  check_status(L, r, tokens_open(&box->file, path, format));
   return 1;
 }
 
 static int close_tokens(lua_State *L) {
-  TokenFile **box = box_check(L, binding_of(L), 1, TOKENS);
-  tokens_close(*box);
-  *box = NULL;
+  TokenBox *box = box_check(L, binding_of(L), 1, TOKENS);
+  tokens_close(box->file);
+  box->file = NULL;
   return 0;
 }
 

@@ -33,7 +33,7 @@ static void add_need(const Op *op, OpNeeds *out, int j, const char *word, size_t
   else if (strncmp(word, "saved", 5) == 0)
     out->saved[j] |= length > 5 ? 1u << (word[5] - '0') : (1u << op->n_saved) - 1;
   else
-    assert(!"a row's needs name something it does not have");
+    assert(false && "a row's needs name something it does not have");
 }
 
 void op_needs(const Op *op, OpNeeds *out) {

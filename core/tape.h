@@ -45,8 +45,8 @@ Status tape_record_custom(Ctx *ctx, const Op *op, Tensor **in, int n_in, const O
 // Errors: ESTATE (graph freed; a saved tensor or parameter changed since forward, naming both
 // lines).
 Status backward(Ctx *ctx, Tensor **outs, Tensor **douts, int n, BackwardKind kind, Backward **w);
-Status backward_w(Ctx *ctx, Backward *w);
-void backward_delete(Ctx *ctx, Backward *w);
+Status backward_w(Ctx *ctx, Backward *run);
+void backward_delete(Ctx *ctx, Backward *run);
 
 // Within a custom grad (recomputation): continues the running backward into `outs`.
 Status backward_extend(GradCall *call, Tensor **outs, Tensor **douts, int n);

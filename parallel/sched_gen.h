@@ -10,8 +10,8 @@
 
 static inline void sched_put(Sched *sched, int rank, ActionKind kind, int stage, int mb) {
   SchedRow *row = &sched->row[rank];
-  if (mb < sched->mbs && row->count < row->room)
-    row->action[row->count++] = (Action){kind, stage, mb, -1};
+  Action action = {kind, stage, mb, -1};
+  if (mb < sched->mbs && row->count < row->room) row->action[row->count++] = action;
 }
 
 Status sched_gen_gpipe(Sched *sched);

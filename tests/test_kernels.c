@@ -362,20 +362,20 @@ START_TEST(gemm_agrees_with_the_formula) {
                                       {64, 48, 100}, {1, 100, 64}, {100, 1, 64},   {37, 70, 401},
                                       {200, 90, 0},  {5, 3, 800},  {173, 200, 390}};
   FOR_LEVELS(k)
-  for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) for (int variant = 0; variant < 12;
-                                                                   variant++) {
-    threads_set(1 + variant % 2);
-    Product p = {shapes[s][0],
-                 shapes[s][1],
-                 shapes[s][2],
-                 variant & 1,
-                 variant & 2,
-                 variant % 3 == 2 ? 0.5 : 1,
-                 (double[]){0, 1, -0.5}[variant % 3],
-                 variant & 4,
-                 (Activation)(variant % 5)};
-    check_product(k, p);
-  }
+  for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+    for (int variant = 0; variant < 12; variant++) {
+      threads_set(1 + variant % 2);
+      Product p = {shapes[s][0],
+                   shapes[s][1],
+                   shapes[s][2],
+                   variant & 1,
+                   variant & 2,
+                   variant % 3 == 2 ? 0.5 : 1,
+                   (double[]){0, 1, -0.5}[variant % 3],
+                   variant & 4,
+                   (Activation)(variant % 5)};
+      check_product(k, p);
+    }
   threads_set(1);
 }
 END_TEST
@@ -476,7 +476,7 @@ END_TEST
 
 static double reduce_want(ReduceFn fn, const double *a, int64_t red, int64_t step,
                           int64_t correction) {
-  double sum = 0, top = -INFINITY, low = INFINITY, rest = 0;
+  double sum = 0, top = -HUGE_VAL, low = HUGE_VAL, rest = 0;
   for (int64_t r = 0; r < red; r++) {
     sum += a[r * step], top = fmax(top, a[r * step]), low = fmin(low, a[r * step]);
   }
@@ -500,33 +500,35 @@ START_TEST(reductions_agree_with_the_formula_and_with_themselves) {
   static const int64_t shapes[][3] = {{3, 2, 1},    {5, 37, 1},  {1, 100000, 1}, {2, 5000, 1},
                                       {1, 200, 70}, {3, 130, 5}, {7, 3, 33}};
   FOR_LEVELS(k)
-  for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) for (int fn = REDUCE_sum;
-                                                                   fn <= REDUCE_var; fn++) {
-    int64_t outer = shapes[s][0], red = shapes[s][1], inner = shapes[s][2], n = outer * red * inner;
-    float *a = random_f32(n + 20), *out = zeros(4 * outer * inner),
-          *again = zeros(4 * outer * inner);
-    for (int64_t i = 0; i < n; i++) a[i] += 1; // sums that do not cancel
-    double *a64 = widened(a, n), *want = zeros(8 * outer * inner),
-           *out64 = zeros(8 * outer * inner);
-    for (int64_t o = 0; o < outer * inner; o++)
-      want[o] = reduce_want((ReduceFn)fn, a64 + o / inner * red * inner + o % inner, red, inner, 1);
-    threads_set(1);
-    Reduce r = {outer, red, inner, a, out, 1, false};
-    k->reduce_f32((ReduceFn)fn, &r);
-    assert_close(out, want, outer * inner, 3e-6, "reduce");
-    Reduce r64 = {outer, red, inner, a64, out64, 1, false};
-    k->reduce_f64((ReduceFn)fn, &r64);
-    assert_close64(out64, want, outer * inner, 1e-12, "reduce f64");
-    threads_set(2);
-    memmove(a + 3, a, (size_t)n * 4);
-    r.a = a + 3, r.out = again;
-    k->reduce_f32((ReduceFn)fn, &r);
-    assert_same(again, out, 4 * outer * inner, "reduce at another offset, with 2 threads");
-    r.accumulate = true;
-    k->reduce_f32((ReduceFn)fn, &r);
-    for (int64_t i = 0; i < outer * inner; i++) ck_assert(again[i] == out[i] + out[i]);
-    free(a), free(out), free(again), free(a64), free(want), free(out64);
-  }
+  for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+    for (int fn = REDUCE_sum; fn <= REDUCE_var; fn++) {
+      int64_t outer = shapes[s][0], red = shapes[s][1], inner = shapes[s][2],
+              n = outer * red * inner;
+      float *a = random_f32(n + 20), *out = zeros(4 * outer * inner),
+            *again = zeros(4 * outer * inner);
+      for (int64_t i = 0; i < n; i++) a[i] += 1; // sums that do not cancel
+      double *a64 = widened(a, n), *want = zeros(8 * outer * inner),
+             *out64 = zeros(8 * outer * inner);
+      for (int64_t o = 0; o < outer * inner; o++)
+        want[o] =
+            reduce_want((ReduceFn)fn, a64 + o / inner * red * inner + o % inner, red, inner, 1);
+      threads_set(1);
+      Reduce r = {outer, red, inner, a, out, 1, false};
+      k->reduce_f32((ReduceFn)fn, &r);
+      assert_close(out, want, outer * inner, 3e-6, "reduce");
+      Reduce r64 = {outer, red, inner, a64, out64, 1, false};
+      k->reduce_f64((ReduceFn)fn, &r64);
+      assert_close64(out64, want, outer * inner, 1e-12, "reduce f64");
+      threads_set(2);
+      memmove(a + 3, a, (size_t)n * 4);
+      r.a = a + 3, r.out = again;
+      k->reduce_f32((ReduceFn)fn, &r);
+      assert_same(again, out, 4 * outer * inner, "reduce at another offset, with 2 threads");
+      r.accumulate = true;
+      k->reduce_f32((ReduceFn)fn, &r);
+      for (int64_t i = 0; i < outer * inner; i++) ck_assert(again[i] == out[i] + out[i]);
+      free(a), free(out), free(again), free(a64), free(want), free(out64);
+    }
   threads_set(1);
 }
 END_TEST

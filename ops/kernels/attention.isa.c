@@ -50,4 +50,4 @@ static bool sees_all(const Attention *a, int64_t q0, int64_t q1, int64_t k0, int
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 #define BODY "ops/kernels/attention.inc"
-#include "ops/kernels/each_real.h"
+#include "ops/kernels/each_real.inc"

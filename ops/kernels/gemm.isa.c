@@ -23,4 +23,4 @@ static int64_t k_block(int64_t k) {
 }
 
 #define BODY "ops/kernels/gemm.inc"
-#include "ops/kernels/each_real.h"
+#include "ops/kernels/each_real.inc"

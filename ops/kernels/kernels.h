@@ -27,19 +27,19 @@
 extern "C" {
 #endif
 
+// clang-format off
 // X(name): out = f(a). p0, p1: clamp's bounds.
-#define UNARY_LIST(X)                                                                             \
-  X(copy)                                                                                         \
-  X(neg) X(abs) X(sign) X(square) X(reciprocal) X(exp) X(log) X(sqrt) X(rsqrt) X(tanh) X(sigmoid) \
-      X(erf) X(relu) X(gelu) X(gelu_tanh) X(silu) X(clamp)
+#define UNARY_LIST(X) \
+  X(copy) X(neg) X(abs) X(sign) X(square) X(reciprocal) X(exp) X(log) X(sqrt) X(rsqrt) X(tanh) \
+  X(sigmoid) X(erf) X(relu) X(gelu) X(gelu_tanh) X(silu) X(clamp)
 
 // X(name): out = f(a, b). The *_bwd rows take a = d(out), b = x (exp, sqrt, rsqrt, tanh and
 // sigmoid: b = the forward result) and give d(x).
-#define BINARY_LIST(X)                                                                           \
-  X(add)                                                                                         \
-  X(sub) X(mul) X(div) X(pow) X(max) X(min) X(abs_bwd) X(log_bwd) X(sqrt_bwd) X(rsqrt_bwd)       \
-      X(tanh_bwd) X(sigmoid_bwd) X(erf_bwd) X(relu_bwd) X(gelu_bwd) X(gelu_tanh_bwd) X(silu_bwd) \
-          X(square_bwd) X(reciprocal_bwd)
+#define BINARY_LIST(X) \
+  X(add) X(sub) X(mul) X(div) X(pow) X(max) X(min) X(abs_bwd) X(log_bwd) X(sqrt_bwd) \
+  X(rsqrt_bwd) X(tanh_bwd) X(sigmoid_bwd) X(erf_bwd) X(relu_bwd) X(gelu_bwd) X(gelu_tanh_bwd) \
+  X(silu_bwd) X(square_bwd) X(reciprocal_bwd)
+// clang-format on
 
 #define COMPARE_LIST(X) X(eq) X(ne) X(lt) X(le) X(gt) X(ge)
 

@@ -31,4 +31,4 @@ static void philox(uint32_t *words, uint64_t block, uint64_t sample, uint64_t st
 }
 
 #define BODY "ops/kernels/position.inc"
-#include "ops/kernels/each_real.h"
+#include "ops/kernels/each_real.inc"

@@ -10,4 +10,4 @@
 enum { ROW_BLOCK = 4096, COLUMN_BLOCK = 64, REDUCE_WORK = 32768 };
 
 #define BODY "ops/kernels/reduce.inc"
-#include "ops/kernels/each_real.h"
+#include "ops/kernels/each_real.inc"

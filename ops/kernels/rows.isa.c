@@ -15,4 +15,4 @@ static int64_t rows_a_part(int64_t rows) {
 }
 
 #define BODY "ops/kernels/rows.inc"
-#include "ops/kernels/each_real.h"
+#include "ops/kernels/each_real.inc"

@@ -14,4 +14,4 @@ void KERNEL(narrow)(uint16_t *out, const float *a, int64_t n) {
 }
 
 #define BODY "ops/kernels/vector.inc"
-#include "ops/kernels/each_real.h"
+#include "ops/kernels/each_real.inc"

@@ -166,14 +166,15 @@ static int sync_retry(FileWriter *writer, int fd) {
 
 // Some file systems cannot sync a directory and say EINVAL: their renames are as safe as can be.
 static Status sync_directory(FileWriter *writer) {
-  char *slash = strrchr(writer->path, '/');
+  char *slash = strrchr(writer->path, '/'), first = slash ? slash[slash == writer->path] : 0;
   if (slash) slash[slash == writer->path] = 0;
   int fd = open_retry(slash ? writer->path : ".", O_RDONLY | O_DIRECTORY, 0);
+  if (slash) slash[slash == writer->path] = first;
   int result = fd < 0 ? -1 : sync_retry(writer, fd);
   Status status = ST_OK;
   if (result < 0 && errno != EINVAL)
-    status = fail_io(slash ? writer->path : ".", "the file is in place, but its folder cannot be "
-                                                 "synced");
+    status = fail(ST_EIO, "%s: the file is in place, but its folder cannot be synced: %s",
+                  writer->path, strerror(errno));
   if (fd >= 0) close(fd);
   return status;
 }

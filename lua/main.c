@@ -68,11 +68,6 @@ static void add_script_folder(lua_State *L, const char *script) {
   lua_pop(L, 3);
 }
 
-static int report(lua_State *L) {
-  runner_report(L);
-  return EXIT_ERROR;
-}
-
 static int run_script(lua_State *L, int argc, char **argv, int script) {
   set_arg(L, argc, argv, script);
   add_script_folder(L, argv[script]);
@@ -82,11 +77,11 @@ static int run_script(lua_State *L, int argc, char **argv, int script) {
     return EXIT_USAGE;
   }
   runner_strict(L);
-  if (luaL_loadfile(L, argv[script]) != LUA_OK) return report(L);
+  if (luaL_loadfile(L, argv[script]) != LUA_OK) return runner_report(L);
   int n = argc - script - 1;
   luaL_checkstack(L, n, "too many arguments");
   for (int i = 1; i <= n; i++) lua_pushstring(L, argv[script + i]);
-  return runner_call(L, n, 0) == LUA_OK ? 0 : report(L);
+  return runner_call(L, n, 0) == LUA_OK ? 0 : runner_report(L);
 }
 
 static int run_code(lua_State *L, int argc, char **argv, int code) {
@@ -96,16 +91,16 @@ static int run_code(lua_State *L, int argc, char **argv, int code) {
   lua_call(L, 1, 1);
   lua_setglobal(L, "rille");
   runner_strict(L);
-  if (luaL_loadbuffer(L, argv[code], strlen(argv[code]), "=-e") != LUA_OK) return report(L);
+  if (luaL_loadbuffer(L, argv[code], strlen(argv[code]), "=-e") != LUA_OK) return runner_report(L);
   int at = lua_gettop(L), n_args = argc - code - 1;
   luaL_checkstack(L, n_args + 4, "too many arguments");
   for (int i = 1; i <= n_args; i++) lua_pushstring(L, argv[code + i]);
-  if (runner_call(L, n_args, LUA_MULTRET) != LUA_OK) return report(L);
+  if (runner_call(L, n_args, LUA_MULTRET) != LUA_OK) return runner_report(L);
   int n = lua_gettop(L) - at + 1;
   if (n == 0) return 0;
   lua_getglobal(L, "print");
   lua_insert(L, at);
-  return runner_call(L, n, 0) == LUA_OK ? 0 : report(L);
+  return runner_call(L, n, 0) == LUA_OK ? 0 : runner_report(L);
 }
 
 static int info(lua_State *L) {

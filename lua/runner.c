@@ -133,9 +133,17 @@ static void add_frames(lua_State *L, lua_State *of, int level) {
   luaL_pushresult(&out);
 }
 
+// An error that is a table may say with what code the program ends: {code = 3}.
+static void note_code(lua_State *L) {
+  if (!lua_istable(L, 1)) return;
+  lua_getfield(L, 1, "code");
+  lua_setfield(L, LUA_REGISTRYINDEX, "rille.exit_code");
+}
+
 static int with_frames(lua_State *L) {
   const char *words = lua_tostring(L, 1);
   if (!words) {
+    note_code(L);
     if (luaL_callmeta(L, 1, "__tostring")) return 1;
     lua_pushfstring(L, "an error of type %s", luaL_typename(L, 1));
     words = lua_tostring(L, -1);
@@ -158,11 +166,15 @@ int runner_call(lua_State *L, int n_args, int n_results) {
   return status;
 }
 
-void runner_report(lua_State *L) {
+int runner_report(lua_State *L) {
   const Rille *r = runner_rille(L);
   const char *words = lua_tostring(L, -1);
   fflush(stdout);
   if (r->world > 1) fprintf(stderr, "[rank %d] ", r->rank);
   fprintf(stderr, "rille: %s\n", words ? words : "an error without words");
   lua_pop(L, 1);
+  lua_getfield(L, LUA_REGISTRYINDEX, "rille.exit_code");
+  int code = lua_isinteger(L, -1) ? (int)lua_tointeger(L, -1) : 1;
+  lua_pop(L, 1);
+  return code;
 }

@@ -26,8 +26,9 @@ const char *runner_nearest_global(lua_State *L, const char *word);
 // script's frames, is on top. Returns a Lua status.
 int runner_call(lua_State *L, int n_args, int n_results);
 
-// Writes the message on top to stderr and pops it.
-void runner_report(lua_State *L);
+// Writes the message on top to stderr and pops it. Returns the exit code: 1, or what an error that
+// is a table says in its field `code`.
+int runner_report(lua_State *L);
 
 // The prompt. Returns the exit code. Lines come from a terminal, or plainly from a pipe.
 int repl_run(lua_State *L);

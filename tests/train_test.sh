@@ -102,8 +102,8 @@ run_status --out none --resume
 [ $status -eq 1 ] && grep -q 'none' out
 ok 'resume without a checkpoint names what is missing' $?
 
-head -c 3000 whole/checkpoint-00000020.safetensors >short.safetensors
-mkdir short && mv short.safetensors short/checkpoint-00000020.safetensors
+mkdir short
+head -c -100 whole/checkpoint-00000020.safetensors >short/checkpoint-00000020.safetensors
 cp whole/checkpoint.json short
 run_status --out short --resume
 [ $status -eq 1 ] && grep -q 'short/checkpoint-00000020.safetensors' out

@@ -251,9 +251,10 @@ local function explain_nonfinite(self, batch, what, value)
       break
     end
   end
+  local shown = value ~= value and "nan" or value > 0 and "inf" or "-inf"
   return ("step %d: %s is %s\n  %s\n"
     .. "  hint: a lower learning rate, more warm-up, or nonfinite = \"skip\""):format(
-    self.step_count + 1, what, tostring(value),
+    self.step_count + 1, what, shown,
     where or "all outputs of the forward pass are finite: it arose in the loss or in backward")
 end
 

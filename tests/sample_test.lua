@@ -20,6 +20,8 @@ end
 local function counts(logits, n, options)
   local found = {}
   for v = 1, #logits do found[v] = 0 end
+  options = options or {}
+  options.context = 1
   for _, id in ipairs(rille.sample(fixed_model(logits), { 0 }, n, options)) do
     found[id + 1] = found[id + 1] + 1
   end

@@ -176,17 +176,16 @@ static void check_messages(Check *check, uint8_t *seen) {
       Action action = sched->row[rank].action[i];
       if (action_resource(action.kind) != USES_LINK) continue;
       SchedPlace at = {rank, i};
-      SchedName name = name_at(check, at);
       int64_t message = sched_message(sched, action);
       bool is_send = action_properties(action.kind) & SENDS;
       if (message < 0 || sched->holder[action.stage] != rank ||
           sched->holder[action.peer] == rank) {
-        broken(check, 3, at, NOWHERE, "%s on rank %d is no message between two ranks", name.text,
-               rank);
+        broken(check, 3, at, NOWHERE, "%s on rank %d is no message between two ranks",
+               name_at(check, at).text, rank);
         return;
       }
       if (seen[2 * message + is_send]++) {
-        broken(check, 3, at, NOWHERE, "%s stands twice on rank %d", name.text, rank);
+        broken(check, 3, at, NOWHERE, "%s stands twice on rank %d", name_at(check, at).text, rank);
         return;
       }
       bool is_f = action.kind == ACTION_SEND_F || action.kind == ACTION_RECV_F;
@@ -196,7 +195,7 @@ static void check_messages(Check *check, uint8_t *seen) {
       broken(check, 3, at, work,
              is_send ? "%s stands before %s, which makes what it sends"
                      : "%s stands behind %s, which needs it",
-             name.text, name_at(check, work).text);
+             name_at(check, at).text, name_at(check, work).text);
       return;
     }
   }
@@ -245,12 +244,12 @@ static Status check_channels(Check *check) {
     for (int64_t k = 0; k < n_sends || k < n_recvs; k++) {
       SchedPlace send = {from, k < n_sends ? sends.place[sends.first[c] + k] : -1};
       SchedPlace recv = {to, k < n_recvs ? recvs.place[recvs.first[c] + k] : -1};
-      SchedName s = send.index < 0 ? (SchedName){"nothing"} : name_at(check, send);
-      SchedName r = recv.index < 0 ? (SchedName){"nothing"} : name_at(check, recv);
       if (send.index >= 0 && recv.index >= 0 &&
           sched_message(sched, sched->row[from].action[send.index]) ==
               sched_message(sched, sched->row[to].action[recv.index]))
         continue;
+      SchedName s = send.index < 0 ? (SchedName){"nothing"} : name_at(check, send);
+      SchedName r = recv.index < 0 ? (SchedName){"nothing"} : name_at(check, recv);
       broken(check, 3, send.index < 0 ? recv : send, send.index < 0 ? NOWHERE : recv,
              "the channel from rank %d to rank %d sends %s where %s is expected", from, to, s.text,
              r.text);

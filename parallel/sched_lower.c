@@ -40,13 +40,13 @@ static bool is_before(const Stream *a, const Stream *b) {
 }
 
 static void sift_down(Stream *heap, int count, int i) {
+  Stream moving = heap[i];
   for (int child; (child = 2 * i + 1) < count; i = child) {
     if (child + 1 < count && is_before(&heap[child + 1], &heap[child])) child++;
-    if (!is_before(&heap[child], &heap[i])) return;
-    Stream swap = heap[i];
+    if (!is_before(&heap[child], &moving)) break;
     heap[i] = heap[child];
-    heap[child] = swap;
   }
+  heap[i] = moving;
 }
 
 // Moves a stream to its next event; false at its end.

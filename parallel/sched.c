@@ -195,7 +195,7 @@ Status sched_add_tied(Sched *sched, const int *stages, int count) {
         return sched_fail(sched->arena, ST_EVALUE, "tied weight: stage %d is named twice",
                           stages[i]);
   }
-  SchedTied *grown = sched_alloc(sched->arena, (size_t)(sched->tieds + count), sizeof *grown);
+  SchedTied *grown = sched_alloc(sched->arena, (size_t)sched->tieds + (size_t)count, sizeof *grown);
   if (!grown) return ST_ENOMEM;
   if (sched->tieds > 0) memcpy(grown, sched->tied, (size_t)sched->tieds * sizeof *grown);
   for (int i = 0; i < count; i++)

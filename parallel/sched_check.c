@@ -248,8 +248,9 @@ static Status check_channels(Check *check) {
           sched_message(sched, sched->row[from].action[send.index]) ==
               sched_message(sched, sched->row[to].action[recv.index]))
         continue;
-      SchedName s = send.index < 0 ? (SchedName){"nothing"} : name_at(check, send);
-      SchedName r = recv.index < 0 ? (SchedName){"nothing"} : name_at(check, recv);
+      SchedName s = {"nothing"}, r = {"nothing"};
+      if (send.index >= 0) s = name_at(check, send);
+      if (recv.index >= 0) r = name_at(check, recv);
       broken(check, 3, send.index < 0 ? recv : send, send.index < 0 ? NOWHERE : recv,
              "the channel from rank %d to rank %d sends %s where %s is expected", from, to, s.text,
              r.text);

@@ -332,9 +332,9 @@ static Status show(SchedArena *arena, const Options *options, const Sched *sched
 }
 
 static int run(SchedArena *arena, const Options *options, FILE *out, FILE *err) {
-  Sched *sched;
+  Sched *sched = NULL;
   int code = make_schedule(arena, options, err, &sched);
-  if (code) return code;
+  if (code || !sched) return code;
   SchedReport *report;
   SchedOut to_err = {write_file, err};
   Status status = sched_check(arena, &report, sched);

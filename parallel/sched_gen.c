@@ -216,7 +216,7 @@ const SchedType *sched_find(const char *name) {
 int sched_distance(const char *a, const char *b) {
   enum { LONGEST = 40 };
   int row[LONGEST + 1], m = 0;
-  while (b[m] && m < LONGEST) m++;
+  while (m < LONGEST && b[m]) m++;
   for (int j = 0; j <= m; j++) row[j] = j;
   for (int i = 1; a[i - 1] && i <= LONGEST; i++) {
     int diagonal = row[0];

@@ -43,7 +43,7 @@ static void print_curve(const SchedOut *out, const SchedFrame *frame, int rank, 
   double base = y + CURVE, unit = highest > 0 ? (double)CURVE / (double)highest : 0;
   int64_t peak = frame->sim->peak[rank];
   sched_print(out, "<text class=\"end\" x=\"%g\" y=\"%g\">rank %d</text>", frame->left - 10,
-              y + CURVE / 2 + 4, rank);
+              y + CURVE / 2.0 + 4, rank);
   sched_print(out, "<path class=\"mem\" d=\"M%g %g", frame->left, base);
   // Changes at the same time are one step of the curve.
   LiveWalk walk = {.frame = frame, .rank = rank};

@@ -5,9 +5,11 @@
 
 // ---- numbers ---------------------------------------------------------------------------------
 
-// Writes the decimal digits of n into the end of digits[24]; returns where they begin.
-static char *decimal(uint64_t n, char digits[24]) {
-  char *at = digits + 24;
+enum { DIGITS_MAX = 24 };
+
+// Writes the decimal digits of n, at most 20, before `end`; returns where they begin.
+static char *decimal(uint64_t n, char *end) {
+  char *at = end;
   do *--at = (char)('0' + n % 10);
   while ((n /= 10) > 0);
   return at;
@@ -16,13 +18,13 @@ static char *decimal(uint64_t n, char digits[24]) {
 // Appends n digits of `number`, whose last `decimals` stand behind a point; trailing zeros there
 // are dropped. Returns the length.
 static int put_scaled(char *to, uint64_t number, int decimals) {
-  char digits[24];
+  char digits[DIGITS_MAX], *end = digits + DIGITS_MAX;
   while (decimals > 0 && number % 10 == 0) {
     number /= 10;
     decimals--;
   }
-  char *at = decimal(number, digits);
-  int count = (int)(digits + 24 - at), length = 0;
+  char *at = decimal(number, end);
+  int count = (int)(end - at), length = 0;
   if (count <= decimals) to[length++] = '0';
   for (int i = 0; i < count - decimals; i++) to[length++] = at[i];
   if (decimals > 0) {
@@ -64,22 +66,20 @@ static int put_real(char *to, double x, int decimals) {
       while (x < 1) x *= 10, exponent--;
   }
   if (decimals < 0) {
-    int whole = 0;
-    for (double y = x; y >= 1; y /= 10) whole++;
-    decimals = SIGNIFICANT - whole;
-    if (x < 1)
-      for (double y = x; y > 0 && y < 0.1; y *= 10) decimals++;
-    if (decimals < 0) decimals = 0;
+    decimals = SIGNIFICANT;
+    for (uint64_t whole = (uint64_t)x; whole > 0 && decimals > 0; whole /= 10) decimals--;
+    if (x > 0 && x < 1) // zeros behind the point are not significant
+      while (x * power_of_ten(decimals - SIGNIFICANT + 1) < 1) decimals++;
   }
   while (decimals > 0 && x * power_of_ten(decimals) >= 9e18) decimals--;
   length += put_scaled(to + length, (uint64_t)(x * power_of_ten(decimals) + 0.5), decimals);
   if (exponent != 0) {
-    char digits[24];
+    char digits[DIGITS_MAX], *end = digits + DIGITS_MAX;
     to[length++] = 'e';
     if (exponent < 0) to[length++] = '-';
-    char *at = decimal((uint64_t)(exponent < 0 ? -exponent : exponent), digits);
-    memcpy(to + length, at, (size_t)(digits + 24 - at));
-    length += (int)(digits + 24 - at);
+    char *at = decimal((uint64_t)(exponent < 0 ? -exponent : exponent), end);
+    memcpy(to + length, at, (size_t)(end - at));
+    length += (int)(end - at);
   }
   return length;
 }
@@ -121,9 +121,9 @@ static const char *put_conversion(const SchedOut *out, const char *format, va_li
   switch (*format) {
   case 'd': {
     long long n = is_long ? va_arg(*args, long long) : va_arg(*args, int);
-    char digits[24];
-    begin = decimal(n < 0 ? (uint64_t)0 - (uint64_t)n : (uint64_t)n, digits + 0);
-    count = (size_t)(digits + 24 - begin);
+    char digits[DIGITS_MAX], *end = digits + DIGITS_MAX;
+    begin = decimal(n < 0 ? (uint64_t)0 - (uint64_t)n : (uint64_t)n, end);
+    count = (size_t)(end - begin);
     memmove(text + 1, begin, count);
     text[0] = '-';
     begin = n < 0 ? text : text + 1;
@@ -205,7 +205,7 @@ Status sched_fail(SchedArena *arena, Status status, const char *format, ...) {
 }
 
 SchedName sched_name(Action action) {
-  SchedName name;
+  SchedName name = {""};
   Fixed fixed = {name.text, sizeof name.text - 1};
   SchedOut out = {write_fixed, &fixed};
   sched_print_action(&out, action);

@@ -146,7 +146,7 @@ static SchedPlace waited_for(const Walk *walk, SchedPlace place) {
   int marker = place.index; // of the pair that the action belongs to, at most two before it
   while (marker > 0 && place.index - marker < 2 && row->action[marker].kind != ACTION_OVERLAP_F_B)
     marker--;
-  bool is_paired = row->action[marker].kind == ACTION_OVERLAP_F_B && marker < place.index &&
+  bool is_paired = marker < place.index && row->action[marker].kind == ACTION_OVERLAP_F_B &&
                    span[marker].waited > 0 && span[marker].start == span[place.index].start;
   if (span[place.index].waited <= 0 && !is_paired) return none;
   if (action.kind == ACTION_REDUCE_TIED) return latest_holder(walk, action.mb);

@@ -186,7 +186,7 @@ typedef struct Survey {
 
 static Status see_action(Survey *survey, int row, Action action) {
   if (action_resource(action.kind) != USES_COMPUTE) return ST_OK;
-  if (action.stage >= survey->room) {
+  if (!survey->holder || action.stage >= survey->room) {
     enum { STAGES_MAX = 1 << 20 };
     if (action.stage >= STAGES_MAX)
       return sched_fail(survey->arena, ST_EFORMAT, "row %d: stage %d is too large", row,
@@ -228,7 +228,7 @@ Status sched_parse_csv(SchedArena *arena, Sched **out, const char *name, const c
   Survey survey = {.arena = arena};
   int rows;
   TRY(each_cell(text, length, see_cell, &survey, &rows));
-  if (survey.stages == 0)
+  if (survey.stages == 0 || !survey.holder)
     return sched_fail(arena, ST_EFORMAT,
                       "no action in it: expected a row a rank, a cell an action");
   if (survey.stages % rows != 0)
@@ -255,7 +255,7 @@ enum { CELL_WIDTH_MAX = 40 };
 static int cell_text(const SchedRow *row, int index, char text[CELL_WIDTH_MAX + 1]) {
   SchedName name = sched_name(row->action[index]);
   int length = 0;
-  while (name.text[length] && length < CELL_WIDTH_MAX) length++;
+  while (length < CELL_WIDTH_MAX && name.text[length]) length++;
   memcpy(text, name.text, (size_t)length);
   text[length] = 0;
   return length;

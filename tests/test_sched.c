@@ -285,6 +285,7 @@ static bool recompute(Second *second) {
   for (int rank = 0; rank < second->sched->ranks; rank++) {
     double clock = 0;
     const SchedRow *row = &second->sched->row[rank];
+    ck_assert(second->start[rank] && second->end[rank]);
     for (int i = 0; i < row->count; i++) {
       bool is_pair = row->action[i].kind == ACTION_OVERLAP_F_B;
       if (is_pair && costs->overlap < 0) continue;

@@ -39,6 +39,7 @@ struct Ctx {
   uint64_t draws; // draw counter of tensor-making random calls outside the step
   StepPlace place;
   Ordinals ordinals;
+  bool dry_run;               // ops on parameters without storage run on meta, nothing is placed
   bool recomputing;           // inside a checkpoint's second forward
   const char *module;         // interned path of the module now running; "" at the top
   Where (*where)(void *user); // the script's line now running

@@ -136,6 +136,7 @@ static Status inputs_begin(Inputs *inputs, Tensor **in, int n) {
 static Status check_inputs(Ctx *ctx, const Op *op, Tensor **in, int n, Device **device) {
   Device *found = NULL;
   for (int j = 0; j < n; j++) {
+    if (in[j] && !in[j]->storage && ctx->dry_run) found = &ctx->meta;
     if (!in[j] || !in[j]->storage) continue;
     TRY(tensor_alive(in[j]));
     Device *d = in[j]->storage->device;
@@ -200,6 +201,10 @@ static Status make_dense(Ctx *ctx, Inputs *inputs, bool (*dense)(const Tensor *)
 }
 
 static Status prepare(Ctx *ctx, const Op *op, Inputs *inputs, Device **device) {
+  if (inputs->n > OP_MAX_VARIADIC)
+    return fail_hint(
+        fail(ST_EVALUE, "%s: %d inputs, %d are the most", op->name, inputs->n, OP_MAX_VARIADIC),
+        "join them in groups, then the groups");
   TRY(check_inputs(ctx, op, inputs->in, inputs->n, device));
   if (op->flags & OP_PROMOTE) TRY(promote(ctx, inputs));
   if (op->flags & OP_CONTIGUOUS) TRY(make_dense(ctx, inputs, tensor_contiguous));

@@ -9,8 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { MAX_MADE = 64 };
+
 static Ctx *ctx;
 static int line;
+static Tensor *made[MAX_MADE]; // by the graph being built
+static int n_made;
 
 static Where script_line(void *user) {
   (void)user;
@@ -21,6 +25,7 @@ static void set_up(void) {
   ck_assert_int_eq(ctx_new(0, &ctx), ST_OK);
   ck_assert_int_eq(ops_init(ctx), ST_OK);
   ctx->where = script_line;
+  n_made = 0; // of a test that failed
   line = 1;
 }
 
@@ -33,10 +38,6 @@ static void tear_down(void) {
 static void must(Status status) { ck_assert_msg(status == ST_OK, "%s", status_message()); }
 
 // ---- small words for graphs
-enum { MAX_MADE = 64 };
-static Tensor *made[MAX_MADE]; // by the graph being built
-static int n_made;
-
 static Tensor *own(Tensor *t) {
   ck_assert_int_lt(n_made, MAX_MADE);
   return made[n_made++] = t;
@@ -122,6 +123,22 @@ static Tensor *build_mixed(Tensor *x, Tensor **p) { // a product and an element-
   Tensor *y = call2(OP_mul, linear(x, p[0]), sums);
   return call2(OP_add, linear(y, p[0]), call2(OP_mul, y, p[2]));
 }
+// One vector three times element-wise and twice in products, in turns.
+static Tensor *in_turns(Tensor *x, Tensor *c) {
+  OpArgs last = {.n_list = -1, .v = {{.i = 1}}};
+  Tensor *y = x;
+  for (int turn = 0; turn < 3; turn++) {
+    y = call1(OP_tanh, call2(OP_mul, y, c));
+    if (turn == 2) break;
+    Tensor *v = call2(OP_matmul, y, c);
+    y = call2(OP_add, y, call(OP_unsqueeze, &last, &v, 1));
+  }
+  return y;
+}
+static Tensor *build_both(Tensor *x, Tensor **p) { return in_turns(linear(x, p[0]), p[2]); }
+static Tensor *build_both_made(Tensor *x, Tensor **p) {
+  return in_turns(linear(x, p[0]), call1(OP_exp, p[2]));
+}
 static Tensor *build_joined(Tensor *x, Tensor **p) {
   Tensor *halves[] = {p[0], p[1]};
   Tensor *y = linear(x, call(OP_cat, NULL, halves, 2));
@@ -159,6 +176,8 @@ static const struct {
     {"a normalised weight", build_normalised, DT_F32},
     {"a weight used twice", build_reused, DT_F32},
     {"a weight in products and element-wise", build_mixed, DT_F32},
+    {"a leaf in products and element-wise, in turns", build_both, DT_F32},
+    {"a made vector in products and element-wise, in turns", build_both_made, DT_F32},
     {"joined weights", build_joined, DT_F32},
     {"a weight tied in two units", build_tied, DT_F32},
     {"a bf16 weight through a cast", build_cast, DT_BF16},
@@ -226,7 +245,7 @@ END_TEST
 
 START_TEST(weights_wait_for_w_and_gains_ride_with_i) {
   Gradients split;
-  run_graph(8, true, 1, &split);
+  run_graph(N_GRAPHS - 1, true, 1, &split);
   ck_assert(split.late[0] && split.late[1]);
   ck_assert(!split.late[2]);
   run_graph(1, true, 1, &split); // through a transposition too
@@ -353,6 +372,36 @@ START_TEST(integers_carry_no_gradient) {
   tensor_release(ctx, out[1]);
   drop_made();
   tensor_release(ctx, x);
+}
+END_TEST
+
+START_TEST(a_list_of_inputs_has_a_limit) {
+  Tensor *x = data(DT_F32, 1, 2, true), *in[OP_MAX_VARIADIC + 1], *out;
+  for (int j = 0; j <= OP_MAX_VARIADIC; j++) in[j] = x;
+  expect_failure(ops_call(ctx, OP_cat, NULL, in, OP_MAX_VARIADIC + 1, &out), ST_EVALUE, "cat: 65",
+                 "64");
+  Tensor *sum = call1(OP_sum, call(OP_cat, NULL, in, OP_MAX_VARIADIC)); // one tensor 64 times
+  must(backward(ctx, &sum, NULL, 1, BACKWARD_B, NULL));
+  ck_assert_double_eq(at(x->grad, 0), OP_MAX_VARIADIC);
+  drop_made();
+  tensor_release(ctx, x);
+}
+END_TEST
+
+START_TEST(a_dry_run_places_no_parameter) {
+  Tensor *w = param("w", DT_F32, 2, four), *x;
+  TensorSpec spec = {.dtype = DT_F32, .ndim = 2, .shape = {3, 4}};
+  must(tensor_new(ctx, &ctx->meta, &spec, MEM_ACTIVATIONS, &x));
+  x->requires_grad = x->depends_data = true;
+  ctx->dry_run = true;
+  Tensor *y = call2(OP_matmul, x, call1(OP_t, w)), *sum = call1(OP_sum, linear(y, w));
+  must(backward(ctx, &sum, NULL, 1, BACKWARD_B, NULL));
+  ck_assert_ptr_null(w->storage);
+  ck_assert_int_eq(pool_use(ctx->pool, MEM_PARAMETERS).peak, 0);
+  ck_assert(tensor_is_meta(x->grad));
+  drop_made();
+  tensor_release(ctx, x);
+  tensor_release(ctx, w);
 }
 END_TEST
 
@@ -663,6 +712,8 @@ Suite *tape_suite(void) {
   tcase_add_test(tcase, a_graph_serves_one_backward);
   tcase_add_test(tcase, backward_needs_one_number_or_a_gradient);
   tcase_add_test(tcase, integers_carry_no_gradient);
+  tcase_add_test(tcase, a_list_of_inputs_has_a_limit);
+  tcase_add_test(tcase, a_dry_run_places_no_parameter);
   tcase_add_test(tcase, a_chain_of_100000_nodes_is_released_without_recursion);
   tcase_add_test(tcase, gathering_keeps_values_and_pads);
   tcase_add_test(tcase, initial_values_do_not_depend_on_sharding);

@@ -26,6 +26,8 @@
 extern "C" {
 #endif
 
+#define NO_RETURN __attribute__((noreturn))
+
 struct OpBinding;
 struct Checkpoint;
 
@@ -101,10 +103,10 @@ void guard_bind(lua_State *L, Rille *r);
 // ---- error.c
 
 // Raises the recorded failure: what, operands, module and script line, hint. `in` may be NULL.
-// Never returns.
-int raise_status(lua_State *L, Rille *r, Status status, Tensor **in, int n_in);
+// The int is there so that a C function can say `return raise_status(...)`.
+int raise_status(lua_State *L, Rille *r, Status status, Tensor **in, int n_in) NO_RETURN;
 // Raises a failure of the binding itself: fail(), then raise_status.
-int raise_value(lua_State *L, Rille *r, const char *format, ...) PRINTF_LIKE(3, 4);
+int raise_value(lua_State *L, Rille *r, const char *format, ...) PRINTF_LIKE(3, 4) NO_RETURN;
 // Raises unless ST_OK.
 static inline void check_status(lua_State *L, Rille *r, Status status) {
   if (status != ST_OK) raise_status(L, r, status, NULL, 0);
@@ -142,6 +144,12 @@ int push_result(lua_State *L, Rille *r, Status status, Tensor **result);
 
 DType dtype_check(lua_State *L, Rille *r, int index);
 int64_t integer_check(lua_State *L, Rille *r, int index, const char *what);
+
+static inline bool same_shape(int ndim, const int64_t *a, const int64_t *b) {
+  for (int d = 0; d < ndim; d++)
+    if (a[d] != b[d]) return false;
+  return true;
+}
 
 // A shape from a table or from consecutive numbers at index; *next is the index after it.
 int shape_check(lua_State *L, Rille *r, int index, int64_t *shape, int *next);

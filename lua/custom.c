@@ -118,7 +118,7 @@ static void take_din(lua_State *L, const Call *call, int j, int index) {
   if (!t)
     raise_value(L, r, "%s: backward must return tensors or nil, gradient %d is a %s", name, j,
                 luaL_typename(L, index));
-  if (t->ndim != want->ndim || memcmp(t->shape, want->shape, (size_t)t->ndim * sizeof(int64_t))) {
+  if (t->ndim != want->ndim || !same_shape(t->ndim, t->shape, want->shape)) {
     char shape[128];
     Status status = fail(ST_ESHAPE, "%s: the gradient of input %d must have its shape %s", name, j,
                          format_shape(shape, sizeof shape, want->ndim, want->shape));

@@ -54,7 +54,7 @@ int raise_status(lua_State *L, Rille *r, Status status, Tensor **in, int n_in) {
     lua_rawgeti(L, LUA_REGISTRYINDEX, r->script_error_ref);
     luaL_unref(L, LUA_REGISTRYINDEX, r->script_error_ref);
     r->script_error_ref = LUA_NOREF;
-    return lua_error(L);
+    lua_error(L);
   }
   Where where = script_line(r);
   luaL_Buffer out;
@@ -75,7 +75,8 @@ int raise_status(lua_State *L, Rille *r, Status status, Tensor **in, int n_in) {
     luaL_addstring(&out, status_hint());
   }
   luaL_pushresult(&out);
-  return lua_error(L);
+  lua_error(L);
+  abort(); // lua_error does not return, but its header does not say so
 }
 
 int raise_value(lua_State *L, Rille *r, const char *format, ...) {
@@ -88,7 +89,7 @@ int raise_value(lua_State *L, Rille *r, const char *format, ...) {
   if (hint) *hint++ = 0;
   Status status = fail(ST_EVALUE, "%s", words);
   if (hint) fail_hint(status, "%s", hint);
-  return raise_status(L, r, status, NULL, 0);
+  raise_status(L, r, status, NULL, 0);
 }
 
 Status fail_script(lua_State *L, Rille *r) {

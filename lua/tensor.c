@@ -229,7 +229,7 @@ static int tensor_backward(lua_State *L) {
   Tensor *t = self(L, r), *g = NULL;
   if (!lua_isnoneornil(L, 2)) {
     g = tensor_check(L, r, 2, "backward: the gradient");
-    if (g->ndim != t->ndim || memcmp(g->shape, t->shape, (size_t)t->ndim * sizeof *t->shape) != 0) {
+    if (g->ndim != t->ndim || !same_shape(t->ndim, g->shape, t->shape)) {
       Tensor *both[] = {t, g};
       Status status = fail(ST_ESHAPE, "backward: the gradient has another shape than the tensor");
       raise_status(L, r, status, both, 2);
@@ -280,7 +280,7 @@ static int tensor_copy_(lua_State *L) {
   if (lua_type(L, 2) == LUA_TNUMBER) return fill(L, lua_tonumber(L, 2), "copy_");
   Tensor *from = tensor_check(L, r, 2, "copy_: the source");
   if (t->param && !t->param->set) {
-    if (from->ndim != t->ndim || memcmp(from->shape, t->shape, (size_t)t->ndim * sizeof(int64_t))) {
+    if (from->ndim != t->ndim || !same_shape(t->ndim, from->shape, t->shape)) {
       Tensor *both[] = {t, from};
       raise_status(L, r, fail(ST_ESHAPE, "copy_: a parameter takes its own shape"), both, 2);
     }

@@ -188,6 +188,15 @@ check.test("the n-th allocation fails: an error, no leak, and the next call work
   check.equal(core.memory().total.current, live)
 end)
 
+check.test("garbage: tensor bytes drive Lua's collector", function()
+  collectgarbage()
+  core.reset_peaks()
+  local before = core.memory().activations.current
+  for _ = 1, 1000 do rille.empty(1 << 18) end
+  local peak = core.memory().activations.peak - before
+  check.ok(peak < 200 << 20, peak)
+end)
+
 --- The address sanitizer keeps freed memory, so the resident size says nothing under it.
 local function is_sanitized()
   for line in io.lines("/proc/self/maps") do

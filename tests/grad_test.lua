@@ -72,6 +72,19 @@ check.test("checkpoint: nested regions, and I with W, give the same bits", funct
   check.equal(run(true, "I"), want)
 end)
 
+check.test("checkpoint: gradients of a parameter add up in the order of a run without", function()
+  local function run(checkpoint)
+    rille.manual_seed(4)
+    local w = core.param("w", {6, 6}):normal_(0, 1)
+    local y = core.data(rille.randn(5, 6))
+    local function f(h) return h:matmul(w:square():tanh()):tanh() end
+    for _ = 1, 5 do y = checkpoint and rille.checkpoint(f, y) or f(y) end
+    y:sum():backward()
+    return w:grad():tolist()
+  end
+  check.equal(run(true), run(false))
+end)
+
 check.test("checkpoint: inside a scope nothing but what it reads is kept", function()
   local w = core.param("w", {64, 64}):normal_(0, 0.1)
   local x = core.data(rille.randn(32, 64))

@@ -13,10 +13,12 @@
 // X(name, default, meaning): every environment variable that Rille reads.
 #define ENVIRONMENT_LIST(X)                                                                     \
   X("RILLE_CPU", "the best there is", "CPU kernels: plain, avx2 or avx512")                     \
-  X("OMP_NUM_THREADS", "all cores", "threads of the CPU kernels")                               \
+  X("RILLE_THREADS", "the cores, shared by the ranks here", "threads of the CPU kernels")       \
+  X("OMP_NUM_THREADS", "", "the same, where RILLE_THREADS is not set")                          \
+  X("RILLE_WAIT", "active if the threads fit the cores", "how threads wait: active or passive") \
   X("RILLE_FAULT_WRITE", "", "[part of a path:]n: the n-th system call of a file writer fails") \
-  X("XDG_STATE_HOME", "~/.local/state", "where the prompt keeps its history (rille/history)")   \
-  X("NO_COLOR", "", "set: no colours on the terminal")
+  X("XDG_STATE_HOME", "~/.local/state", "the prompt keeps its history there")                   \
+  X("NO_COLOR", "", "if set, no colours on the terminal")
 
 static const char usage[] =
     "rille                           a prompt; Ctrl-D leaves it\n"

@@ -163,7 +163,9 @@ typedef struct MakeOptions {
 } MakeOptions;
 void make_options(lua_State *L, Rille *r, int index, const char *fn, MakeOptions *out);
 
-// A number at `index` as a 0-d tensor that goes with `like` (NULL: f32); pushed.
+// A number at `index` as a 0-d tensor that goes with `like` (NULL: f32); owned by the caller.
+Status scalar_new(lua_State *L, Rille *r, int index, const Tensor *like, Tensor **out);
+// The same, pushed.
 Tensor *push_scalar(lua_State *L, Rille *r, int index, const Tensor *like);
 
 // The tensors among the stack's values [from, to] and in tables there, borrowed: a list of *n that

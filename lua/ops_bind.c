@@ -41,7 +41,8 @@ typedef struct Call {
   Tensor *in[OP_MAX_VARIADIC];
   int n_in;
   OpArgs args;
-  unsigned given; // mask of args
+  unsigned given;   // mask of args
+  unsigned numbers; // mask of inputs
 } Call;
 
 static void parse_row(const Op *op, OpBinding *out) {
@@ -220,14 +221,28 @@ static void parse_args(Call *c, int index, int top) {
                 b->args[__builtin_ctz(missing)].name, b->op->inputs, b->op->args);
 }
 
-// Numbers among the inputs become 0-d tensors; they stay on the stack until the call returns.
-static void scalars(Call *c, unsigned numbers) {
+// Numbers among the inputs become 0-d tensors, owned here until the call is done: Lua has no
+// handle of them, so the collector has nothing to do.
+static Status scalars_new(Call *c) {
   const Tensor *like = NULL;
   for (int j = 0; j < c->n_in; j++) // a floating point operand decides before an integer one
     if (c->in[j] && (!like || (like->dtype > DT_BF16 && c->in[j]->dtype <= DT_BF16)))
       like = c->in[j];
   for (int j = 0; j < c->n_in; j++)
-    if (numbers >> j & 1) c->in[j] = push_scalar(c->L, c->r, j + 1, like);
+    if (c->numbers >> j & 1) TRY(scalar_new(c->L, c->r, j + 1, like, &c->in[j]));
+  return ST_OK;
+}
+
+static void scalars_release(Call *c) {
+  for (int j = 0; j < c->n_in; j++)
+    if (c->numbers >> j & 1) tensor_release(c->r->ctx, c->in[j]);
+}
+
+// Raises; the scalars, which the message names, are left to Lua.
+static int raise_call(Call *c, Status status) {
+  for (int j = 0; j < c->n_in; j++)
+    if ((c->numbers >> j & 1) && c->in[j]) push_owned(c->L, c->r, c->in[j]);
+  return raise_status(c->L, c->r, status, c->in, c->n_in);
 }
 
 static int bad_input(Call *c, int j) {
@@ -274,7 +289,6 @@ static int variadic_inputs(Call *c) {
 static int parse_inputs(Call *c, int top) {
   const OpBinding *b = c->b;
   if (b->op->flags & OP_VARIADIC) return variadic_inputs(c);
-  unsigned numbers = 0;
   int index = 1;
   for (int j = 0; j < b->n_inputs; j++) {
     c->in[j] = NULL;
@@ -291,14 +305,13 @@ static int parse_inputs(Call *c, int top) {
         continue;
       }
       if (type == LUA_TNUMBER || type == LUA_TBOOLEAN) {
-        numbers |= 1u << j;
+        c->numbers |= 1u << j;
         index++;
         continue;
       }
     }
     if (!(b->optional >> j & 1)) bad_input(c, j);
   }
-  if (numbers) scalars(c, numbers);
   return index;
 }
 
@@ -308,7 +321,7 @@ int op_call(lua_State *L, Rille *r, const OpBinding *b, bool in_place) {
   c.r = r;
   c.b = b;
   c.n_in = 0;
-  c.given = 0;
+  c.given = c.numbers = 0;
   c.args.n_list = -1;
   int top = lua_gettop(L);
   if (b->n_args > 0) memcpy(c.args.v, b->defaults.v, sizeof c.args.v);
@@ -316,15 +329,17 @@ int op_call(lua_State *L, Rille *r, const OpBinding *b, bool in_place) {
   if (index <= top || b->required) parse_args(&c, index, top);
   r->n_calls++;
   if (r->region) checkpoint_saw(L, r, c.in, c.n_in);
+  Tensor *out[OP_MAX_OUT];
+  Status status = c.numbers ? scalars_new(&c) : ST_OK;
+  if (status == ST_OK)
+    status = in_place ? op_apply_inplace(r->ctx, b->op, c.in, c.n_in, &c.args)
+                      : op_apply(r->ctx, b->op, c.in, c.n_in, &c.args, out);
+  if (status != ST_OK) raise_call(&c, status);
+  if (c.numbers) scalars_release(&c);
   if (in_place) {
-    Status status = op_apply_inplace(r->ctx, b->op, c.in, c.n_in, &c.args);
-    if (status != ST_OK) raise_status(L, r, status, c.in, c.n_in);
     lua_settop(L, 1);
     return 1;
   }
-  Tensor *out[OP_MAX_OUT];
-  Status status = op_apply(r->ctx, b->op, c.in, c.n_in, &c.args, out);
-  if (status != ST_OK) raise_status(L, r, status, c.in, c.n_in);
   for (int i = 0; i < b->op->n_out; i++) push_tensor(L, r, out[i]);
   return b->op->n_out;
 }

@@ -147,16 +147,19 @@ static DType number_dtype(lua_State *L, int index, const Tensor *like) {
   return DT_F32;
 }
 
-Tensor *push_scalar(lua_State *L, Rille *r, int index, const Tensor *like) {
+Status scalar_new(lua_State *L, Rille *r, int index, const Tensor *like, Tensor **out) {
   DType dtype = number_dtype(L, index, like);
-  double value = lua_isboolean(L, index) ? lua_toboolean(L, index) : lua_tonumber(L, index);
-  Tensor *out;
   if (dtype == DT_I64 && lua_isinteger(L, index)) {
     int64_t exact = lua_tointeger(L, index);
-    check_status(L, r, tensor_from_data(r->ctx, DT_I64, 0, NULL, &exact, &out));
-  } else {
-    check_status(L, r, tensor_scalar(r->ctx, dtype, value, &out));
+    return tensor_from_data(r->ctx, DT_I64, 0, NULL, &exact, out);
   }
+  double value = lua_isboolean(L, index) ? lua_toboolean(L, index) : lua_tonumber(L, index);
+  return tensor_scalar(r->ctx, dtype, value, out);
+}
+
+Tensor *push_scalar(lua_State *L, Rille *r, int index, const Tensor *like) {
+  Tensor *out;
+  check_status(L, r, scalar_new(L, r, index, like, &out));
   push_tensor(L, r, out);
   return out;
 }

@@ -239,17 +239,19 @@ typedef struct Sgd { // as PyTorch defines it: m = momentum m + (1-dampening) g,
   X(void, scale_##R, (T * y, int64_t n, double alpha))            /* y *= alpha; 0 clears NaN */ \
   X(void, fill_##R, (T * y, int64_t n, double value))
 
-// bf16 runs, on the calling thread: round to nearest even.
-#define CPU_CONVERT_LIST(X)                                  \
-  X(void, widen, (float *out, const uint16_t *a, int64_t n)) \
-  X(void, narrow, (uint16_t * out, const float *a, int64_t n))
+// bf16 runs, on the calling thread: round to nearest even. multiply_adds: the yardstick of the
+// benchmarks: `rounds` of independent multiply-adds in registers; returns the operations done.
+#define CPU_OTHER_LIST(X)                                      \
+  X(void, widen, (float *out, const uint16_t *a, int64_t n))   \
+  X(void, narrow, (uint16_t * out, const float *a, int64_t n)) \
+  X(double, multiply_adds, (int64_t rounds))
 
 typedef struct CpuKernels {
   const char *level; // "plain", "avx2", "avx512"
 #define X(type, name, parameters) type(*name) parameters;
   CPU_KERNEL_LIST(X, f32, float)
   CPU_KERNEL_LIST(X, f64, double)
-  CPU_CONVERT_LIST(X)
+  CPU_OTHER_LIST(X)
 #undef X
 } CpuKernels;
 

@@ -9,7 +9,7 @@
 #define X(type, name, parameters) type KERNEL(name) parameters;
 CPU_KERNEL_LIST(X, f32, float)
 CPU_KERNEL_LIST(X, f64, double)
-CPU_CONVERT_LIST(X)
+CPU_OTHER_LIST(X)
 #undef X
 extern const CpuKernels KERNEL(cpu_kernels);
 

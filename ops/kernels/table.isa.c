@@ -7,6 +7,6 @@
 const CpuKernels KERNEL(cpu_kernels) = {.level = NAME_OF(ISA),
 #define X(type, name, parameters) .name = KERNEL(name),
                                         CPU_KERNEL_LIST(X, f32, float)
-                                            CPU_KERNEL_LIST(X, f64, double) CPU_CONVERT_LIST(X)
+                                            CPU_KERNEL_LIST(X, f64, double) CPU_OTHER_LIST(X)
 #undef X
 };

@@ -20,8 +20,8 @@ enum { REPEATS = 15, FLAT = 64 << 20 }; // pairs a figure; elements of a 256 MB 
 
 static bool by_cpu_time;
 
-// Seconds; with --cpu-time those that the process computed, shared out among its threads: what is left
-// to go by while others use the cores.
+// Seconds; with --cpu-time those that the process computed, shared out among its threads: what is
+// left to go by while others use the cores.
 static double now(void) {
   struct timespec t;
   clock_gettime(by_cpu_time ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &t);
@@ -378,7 +378,9 @@ int main(int argc, char **argv) {
     else if (strcmp(argv[i], "--threads") == 0 && i + 1 < argc)
       threads = argv[++i];
     else
-      return fprintf(stderr, "usage: %s [--json] [--cpu-time] [--threads 1,2] [--only WORD]\n", argv[0]), 2;
+      return fprintf(stderr, "usage: %s [--json] [--cpu-time] [--threads 1,2] [--only WORD]\n",
+                     argv[0]),
+             2;
   }
   const CpuKernels *k = cpu_kernels();
   for (const char *at = threads; *at;) {

@@ -150,4 +150,28 @@ LANEWISE(vsigmoid_f64, 1 / (1 + exp(-lanes[i])))
 FOR_REALS(X)
 #undef X
 
+// The largest of sign * a[n]; NaN if there is one. Four chains, for max_* waits for its result.
+#define X(R, T, I)                                                                            \
+  INLINE T vmax_row_##R(const T *a, int64_t n, T sign) {                                      \
+    vec_##R low = set1_##R((T)-INFINITY), s = set1_##R(sign), best[4] = {low, low, low, low}; \
+    mask_##R odd = {0};                                                                       \
+    int64_t i = 0;                                                                            \
+    for (; i + 4 * LANES_##R <= n; i += 4 * LANES_##R)                                        \
+      for (int part = 0; part < 4; part++) {                                                  \
+        vec_##R x = load_##R(a + i + part * LANES_##R) * s;                                   \
+        odd |= (mask_##R)(x != x);                                                            \
+        best[part] = max_##R(x, best[part]);                                                  \
+      }                                                                                       \
+    for (; i < n; i += LANES_##R) {                                                           \
+      int64_t left = n - i < LANES_##R ? n - i : LANES_##R;                                   \
+      vec_##R x = pad_##R(loadn_##R(a + i, left) * s, left, (T)-INFINITY);                    \
+      odd |= (mask_##R)(x != x);                                                              \
+      best[0] = max_##R(x, best[0]);                                                          \
+    }                                                                                         \
+    best[0] = max_##R(max_##R(best[0], best[1]), max_##R(best[2], best[3]));                  \
+    return hmax_##R(select_##R(odd, set1_##R((T)NAN), best[0]));                              \
+  }
+FOR_REALS(X)
+#undef X
+
 #endif

@@ -341,6 +341,10 @@ static void bench_rows(const CpuKernels *k) {
                             {"column sum 65536x1024", n, true, run_column_sum, NULL},
                             {"cross_entropy 65536x1024", n, true, run_cross_entropy, NULL},
                             {"dropout", 2 * n, true, run_dropout, NULL}};
+  bool any = !only;
+  for (size_t i = 0; i < sizeof figures / sizeof *figures; i++)
+    any = any || strstr(figures[i].name, only);
+  if (!any) return;
   for (int i = 0; i < 4; i++) big[i] = array(FLAT);
   for (int64_t i = 0; i < FLAT; i++) big[3][i] = big[3][i] * big[3][i];
   gain = array(3 * ROW), mean = array(FLAT / ROW), rstd = array(FLAT / ROW);

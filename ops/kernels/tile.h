@@ -18,4 +18,10 @@
 #define HEIGHTS(X) X(1) X(2) X(3) X(4)
 #endif
 
+// The height of panels that cut n >= 1 rows evenly: as few as with MR rows, of about one height.
+INLINE int64_t even_height(int64_t n) {
+  int64_t parts = (n + MR - 1) / MR;
+  return (n + parts - 1) / parts;
+}
+
 #endif

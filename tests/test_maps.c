@@ -308,24 +308,25 @@ START_TEST(flat_kernels_agree_with_loops_at_any_offset_and_thread_count) {
   enum { N = 100001 };
   float *x = random_f32(N + 20), *y = random_f32(N + 20), *z = zeros(4 * (N + 20));
   FOR_LEVELS(k)
-  for (int threads = 1; threads <= 2; threads++) for (int offset = 0; offset < 18; offset += 5) {
-    threads_set(threads);
-    double sum = 0;
-    for (int i = 0; i < N; i++) sum += (double)x[offset + i] * (double)x[offset + i];
-    double got = k->sum_squares_f32(x + offset, N);
-    ck_assert(fabs(got - sum) < 1e-12 * sum);
-    memcpy(z, x + offset, 4 * N);
-    ck_assert(k->sum_squares_f32(z, N) == got);
-    memcpy(z + offset, y, 4 * N);
-    k->axpy_f32(z + offset, x, N, 0.5), k->scale_f32(z + offset, N, 2);
-    for (int i = 0; i < N; i++)
-      ck_assert(fabs((double)z[offset + i] - (2 * (double)y[i] + (double)x[i])) < 1e-6);
-    z[offset] = NAN;
-    k->scale_f32(z + offset, N, 0);
-    for (int i = 0; i < N; i++) ck_assert(z[offset + i] == 0);
-    k->fill_f32(z + offset, N, 3);
-    for (int i = 0; i < N; i++) ck_assert(z[offset + i] == 3);
-  }
+  for (int threads = 1; threads <= 2; threads++)
+    for (int offset = 0; offset < 18; offset += 5) {
+      threads_set(threads);
+      double sum = 0;
+      for (int i = 0; i < N; i++) sum += (double)x[offset + i] * (double)x[offset + i];
+      double got = k->sum_squares_f32(x + offset, N);
+      ck_assert(fabs(got - sum) < 1e-12 * sum);
+      memcpy(z, x + offset, 4 * N);
+      ck_assert(k->sum_squares_f32(z, N) == got);
+      memcpy(z + offset, y, 4 * N);
+      k->axpy_f32(z + offset, x, N, 0.5), k->scale_f32(z + offset, N, 2);
+      for (int i = 0; i < N; i++)
+        ck_assert(fabs((double)z[offset + i] - (2 * (double)y[i] + (double)x[i])) < 1e-6);
+      z[offset] = NAN;
+      k->scale_f32(z + offset, N, 0);
+      for (int i = 0; i < N; i++) ck_assert(z[offset + i] == 0);
+      k->fill_f32(z + offset, N, 3);
+      for (int i = 0; i < N; i++) ck_assert(z[offset + i] == 3);
+    }
   threads_set(1);
   free(x), free(y), free(z);
 }

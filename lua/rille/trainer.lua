@@ -329,7 +329,9 @@ function Trainer:evaluate(loader, n)
   self.model:eval()
   local sum, count = 0.0, 0
   rille.no_grad(function()
-    local batches = n or math.max(loader.n_windows // self.micro, 1)
+    local batches = loader.n_batches and loader:n_batches(self.micro) or n
+    if not batches then fail("evaluate needs n, the number of batches: this loader has no end") end
+    batches = math.min(n or batches, batches)
     for k = 0, batches - 1 do
       local batch = loader:batch(k, self.micro)
       local samples = samples_of(batch)

@@ -5,7 +5,7 @@
 #   ops/kernels/*.isa.c         compiled once for each instruction set, with -DISA=<name>
 #   parallel/comm_mpi.c         becomes the plugin rille_mpi_<impl>.so where mpicc is found
 CONFIG ?= release
-BLAS ?= $(if $(filter x86_64,$(ARCH)),onednn,openblas)
+BLAS ?= rille
 PREFIX ?= /usr/local
 ifeq ($(origin CC),default)
 CC := gcc
@@ -41,10 +41,11 @@ EDIT_CFLAGS := $(shell pkg-config --cflags libedit 2>/dev/null)
 EDIT_LIBS := $(shell pkg-config --libs libedit 2>/dev/null)
 CHECK_CFLAGS := $(shell pkg-config --cflags check 2>/dev/null)
 CHECK_LIBS := $(shell pkg-config --libs check 2>/dev/null)
+BLAS_LIBS_rille := -lm
 BLAS_LIBS_onednn := -ldnnl
 BLAS_LIBS_openblas := -lopenblas
 BLAS_LIBS := $(BLAS_LIBS_$(BLAS))
-$(if $(BLAS_LIBS),,$(error BLAS=$(BLAS) is not one of onednn, openblas))
+$(if $(BLAS_LIBS),,$(error BLAS=$(BLAS) is not one of rille, onednn, openblas))
 
 CPPFLAGS += -I. -D_GNU_SOURCE -DRILLE_VERSION='"$(VERSION)"'
 CFLAGS_ALL := -std=c11 $(WARNINGS) $(MODE) -fPIC -fopenmp -fno-math-errno $(CFLAGS)
@@ -179,7 +180,7 @@ $B/fuzz_%: $O/tests/fuzz_%.o $(LIB_OBJ) $B/links
 	$(call link,-fsanitize=fuzzer $< $(LIB_OBJ) $(BLAS_LIBS) -lm -ldl -lpthread)
 , := ,
 
-DEPS := $(if $(filter openblas,$(BLAS)),--openblas)
+DEPS := $(if $(filter-out rille,$(BLAS)),--$(BLAS))
 
 # ---- what people type -----------------------------------------------------------------------
 deps:
@@ -245,6 +246,6 @@ help:
 	@echo 'make fuzz         fuzz the file readers'
 	@echo 'make install      PREFIX=$(PREFIX) DESTDIR=; make uninstall takes it away'
 	@echo 'make clean        remove build/'
-	@echo 'Settings: CONFIG=release|debug|asan  BLAS=onednn|openblas  CC=gcc|clang  WERROR=1  V=1'
+	@echo 'Settings: CONFIG=release|debug|asan  BLAS=rille|onednn|openblas  CC=gcc|clang  WERROR=1  V=1'
 
 -include $(shell find $O -name '*.d' 2>/dev/null)

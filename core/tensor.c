@@ -1,6 +1,7 @@
 // tensor - storages, views, lifetimes.
 #include "core/tensor.h"
 
+#include "core/bf16.h"
 #include "core/context.h"
 #include "core/tape.h"
 #include "core/weights.h"
@@ -123,25 +124,11 @@ Status tensor_from_data(Ctx *ctx, DType dtype, int ndim, const int64_t *shape, c
   return ST_OK;
 }
 
-static float bf16_value(uint16_t bits) {
-  uint32_t wide = (uint32_t)bits << 16;
-  float value;
-  memcpy(&value, &wide, sizeof value);
-  return value;
-}
-
-static uint16_t bf16_bits(float value) {
-  uint32_t wide;
-  memcpy(&wide, &value, sizeof wide);
-  if ((wide & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((wide >> 16) | 0x40); // quiet NaN
-  return (uint16_t)((wide + 0x7fffu + ((wide >> 16) & 1)) >> 16); // to nearest, ties to even
-}
-
 static void store(void *to, DType dtype, double value) {
   switch (dtype) {
   case DT_F32: *(float *)to = (float)value; break;
   case DT_F64: *(double *)to = value; break;
-  case DT_BF16: *(uint16_t *)to = bf16_bits((float)value); break;
+  case DT_BF16: *(uint16_t *)to = bf16_narrow((float)value); break;
   case DT_I64: *(int64_t *)to = (int64_t)value; break;
   case DT_I32: *(int32_t *)to = (int32_t)value; break;
   case DT_U8: *(uint8_t *)to = (uint8_t)value; break;
@@ -153,7 +140,7 @@ static double load(const void *from, DType dtype) {
   switch (dtype) {
   case DT_F32: return (double)*(const float *)from;
   case DT_F64: return *(const double *)from;
-  case DT_BF16: return (double)bf16_value(*(const uint16_t *)from);
+  case DT_BF16: return (double)bf16_widen(*(const uint16_t *)from);
   case DT_I64: return (double)*(const int64_t *)from;
   case DT_I32: return (double)*(const int32_t *)from;
   case DT_U8:

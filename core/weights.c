@@ -1,6 +1,7 @@
 // weights - placement, initial values, gradient buffers. Invariants are in the header.
 #include "core/weights.h"
 
+#include "core/bf16.h"
 #include "core/op.h"
 #include "core/rng.h"
 
@@ -85,9 +86,7 @@ static void put(void *to, DType dtype, int64_t at, double value) {
     ((float *)to)[at] = f;
     return;
   }
-  uint32_t bits; // bf16: to nearest, ties to even
-  memcpy(&bits, &f, sizeof bits);
-  ((uint16_t *)to)[at] = (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+  ((uint16_t *)to)[at] = bf16_narrow(f);
 }
 
 // Elements first .. first+n-1 (global, row-major) of a recipe, to to[0..n).

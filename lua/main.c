@@ -2,6 +2,7 @@
 #include "lua/runner.h"
 
 #include "core/memory.h"
+#include "ops/ops.h"
 #include "parallel/sched_cli.h"
 
 #include <lualib.h>
@@ -110,6 +111,9 @@ static int info(lua_State *L) {
   char memory[32];
   printf("rille %s, %s\n", RILLE_VERSION, LUA_RELEASE);
   printf("devices   cpu (%ld cores online), meta\n", sysconf(_SC_NPROCESSORS_ONLN));
+  OpsCpu cpu = ops_cpu();
+  printf("kernels   %s, products by %s, %d thread%s%s\n", cpu.level, cpu.blas, cpu.n_threads,
+         cpu.n_threads == 1 ? "" : "s", cpu.pinned ? ", pinned" : "");
   printf("memory    limit %s\n", format_bytes(memory, sizeof memory, pool_limit(r->ctx->pool)));
   printf("ranks     rank %d of %d%s\n", r->rank, r->world,
          r->world > 1 ? "" : " (no launcher found)");

@@ -5,6 +5,7 @@
 // A block is up to BLOCK elements of f32 (for f32, bf16), f64, or i64 (for integers and bool). An
 // operand that is dense and of the compute type already is used where it lies; so is the result.
 // Elements are independent, so neither blocks nor threads show in the bits.
+#include "core/bf16.h"
 #include "ops/elementwise.h"
 #include "ops/rows.h"
 
@@ -55,20 +56,6 @@ static Compute compute_type(DType dtype) {
   return IN_F64;
 }
 
-static float widen1(uint16_t bits) {
-  uint32_t wide = (uint32_t)bits << 16;
-  float value;
-  memcpy(&value, &wide, sizeof value);
-  return value;
-}
-
-static uint16_t narrow1(float value) {
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x40u);
-  return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-
 // A float as an integer: toward zero, the ends for what does not fit, 0 for NaN.
 static int64_t to_integer(double v) {
   if (v != v) return 0;
@@ -78,35 +65,35 @@ static int64_t to_integer(double v) {
 }
 
 // Loads: n elements, `stride` apart, into a dense block of type T.
-#define LOADS(NAME, T, FROM_FLOAT)                                                           \
-  static void load_##NAME(T *to, const char *from, DType dtype, int64_t stride, int64_t n) { \
-    switch (dtype) {                                                                         \
-    case DT_F32:                                                                             \
-      for (int64_t i = 0; i < n; i++)                                                        \
-        to[i] = (T)FROM_FLOAT(((const float *)(const void *)from)[i * stride]);              \
-      break;                                                                                 \
-    case DT_F64:                                                                             \
-      for (int64_t i = 0; i < n; i++)                                                        \
-        to[i] = (T)FROM_FLOAT(((const double *)(const void *)from)[i * stride]);             \
-      break;                                                                                 \
-    case DT_BF16:                                                                            \
-      for (int64_t i = 0; i < n; i++)                                                        \
-        to[i] = (T)FROM_FLOAT(widen1(((const uint16_t *)(const void *)from)[i * stride]));   \
-      break;                                                                                 \
-    case DT_I64:                                                                             \
-      for (int64_t i = 0; i < n; i++)                                                        \
-        to[i] = (T)((const int64_t *)(const void *)from)[i * stride];                        \
-      break;                                                                                 \
-    case DT_I32:                                                                             \
-      for (int64_t i = 0; i < n; i++)                                                        \
-        to[i] = (T)((const int32_t *)(const void *)from)[i * stride];                        \
-      break;                                                                                 \
-    case DT_U8:                                                                              \
-    case DT_BOOL:                                                                            \
-      for (int64_t i = 0; i < n; i++)                                                        \
-        to[i] = (T)((const uint8_t *)(const void *)from)[i * stride];                        \
-      break;                                                                                 \
-    }                                                                                        \
+#define LOADS(NAME, T, FROM_FLOAT)                                                             \
+  static void load_##NAME(T *to, const char *from, DType dtype, int64_t stride, int64_t n) {   \
+    switch (dtype) {                                                                           \
+    case DT_F32:                                                                               \
+      for (int64_t i = 0; i < n; i++)                                                          \
+        to[i] = (T)FROM_FLOAT(((const float *)(const void *)from)[i * stride]);                \
+      break;                                                                                   \
+    case DT_F64:                                                                               \
+      for (int64_t i = 0; i < n; i++)                                                          \
+        to[i] = (T)FROM_FLOAT(((const double *)(const void *)from)[i * stride]);               \
+      break;                                                                                   \
+    case DT_BF16:                                                                              \
+      for (int64_t i = 0; i < n; i++)                                                          \
+        to[i] = (T)FROM_FLOAT(bf16_widen(((const uint16_t *)(const void *)from)[i * stride])); \
+      break;                                                                                   \
+    case DT_I64:                                                                               \
+      for (int64_t i = 0; i < n; i++)                                                          \
+        to[i] = (T)((const int64_t *)(const void *)from)[i * stride];                          \
+      break;                                                                                   \
+    case DT_I32:                                                                               \
+      for (int64_t i = 0; i < n; i++)                                                          \
+        to[i] = (T)((const int32_t *)(const void *)from)[i * stride];                          \
+      break;                                                                                   \
+    case DT_U8:                                                                                \
+    case DT_BOOL:                                                                              \
+      for (int64_t i = 0; i < n; i++)                                                          \
+        to[i] = (T)((const uint8_t *)(const void *)from)[i * stride];                          \
+      break;                                                                                   \
+    }                                                                                          \
   }
 #define AS_IS(v) (v)
 #define AS_INTEGER(v) to_integer((double)(v))
@@ -134,7 +121,7 @@ LOADS(i64, int64_t, AS_INTEGER)
     case DT_BF16:                                                                           \
       for (int64_t i = 0; i < n; i++) {                                                     \
         uint16_t *at = (uint16_t *)(void *)to + i * stride;                                 \
-        *at = narrow1((float)from[i] + (add ? widen1(*at) : 0.0f));                         \
+        *at = bf16_narrow((float)from[i] + (add ? bf16_widen(*at) : 0.0f));                 \
       }                                                                                     \
       break;                                                                                \
     }                                                                                       \

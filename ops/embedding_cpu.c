@@ -1,97 +1,30 @@
-// embedding_cpu - rows of a table on the CPU; dropout by ops/kernels.
+// embedding_cpu - rows of a table, and dropout, on the CPU by ops/kernels.
+#include "ops/kernels/gather.h"
 #include "ops/kernels/kernels.h"
-#include "ops/kernels/threads.h"
 #include "ops/ops.h"
 #include "ops/rows.h"
 #include "ops/stage.h"
 
-#include <string.h>
-
-enum { ROW_GRAIN = 64, COLUMN_GRAIN = 64 };
-
-typedef struct Gather {
-  const char *table;
-  char *out;
-  const int64_t *ids;
-  size_t row_bytes;
-} Gather;
-
-static void gather_rows(void *context, int64_t begin, int64_t end) {
-  const Gather *g = context;
-  for (int64_t r = begin; r < end; r++)
-    memcpy(g->out + (size_t)r * g->row_bytes, g->table + (size_t)g->ids[r] * g->row_bytes,
-           g->row_bytes);
-}
-
 void cpu_embedding(const KernelCall *call) {
   const Tensor *w = call->in[0], *ids = call->in[1];
-  Gather g = {tensor_data(w), tensor_data(call->out[0]), tensor_data(ids),
-              (size_t)w->shape[1] * dtype_size(w->dtype)};
-  parallel_for(tensor_numel(ids), ROW_GRAIN, gather_rows, &g);
+  gather_rows(tensor_data(call->out[0]), tensor_data(w), tensor_data(ids), 1, w->shape[0],
+              tensor_numel(ids), w->shape[1], dtype_size(w->dtype));
 }
 
-typedef struct Scatter {
-  const void *dy;
-  void *out;
-  const int64_t *ids;
-  int64_t n, rows, columns;
-  DType from, to;
-  bool accumulate;
-} Scatter;
-
-static float widen1(uint16_t bits) {
-  uint32_t wide = (uint32_t)bits << 16;
-  float value;
-  memcpy(&value, &wide, sizeof value);
-  return value;
-}
-
-static double element(const void *p, DType dtype, int64_t at) {
-  if (dtype == DT_F32) return (double)((const float *)p)[at];
-  if (dtype == DT_F64) return ((const double *)p)[at];
-  return (double)widen1(((const uint16_t *)p)[at]);
-}
-
-// Columns [begin, end) of all rows, in the order of the ids: threads never meet.
-static void scatter_columns(void *context, int64_t begin, int64_t end) {
-  const Scatter *s = context;
-  size_t width = dtype_size(s->to);
-  if (!s->accumulate)
-    for (int64_t r = 0; r < s->rows; r++)
-      memset((char *)s->out + (size_t)(r * s->columns + begin) * width, 0,
-             (size_t)(end - begin) * width);
-  for (int64_t i = 0; i < s->n; i++) {
-    int64_t to = s->ids[i] * s->columns, from = i * s->columns;
-    if (s->from == DT_F32 && s->to == DT_F32) {
-      float *out = (float *)s->out + to;
-      const float *dy = (const float *)s->dy + from;
-      for (int64_t c = begin; c < end; c++) out[c] += dy[c];
-    } else if (s->to == DT_F32) {
-      float *out = (float *)s->out + to;
-      for (int64_t c = begin; c < end; c++) out[c] += (float)element(s->dy, s->from, from + c);
-    } else {
-      double *out = (double *)s->out + to;
-      for (int64_t c = begin; c < end; c++) out[c] += element(s->dy, s->from, from + c);
-    }
-  }
-}
-
-// out[rows, C] is f32 or f64; a bf16 result goes through the workspace.
+// Rows of dy summed by id, in the order of the ids. A bf16 dy, or result, goes through the
+// workspace.
 void cpu_embedding_bwd(const KernelCall *call) {
   const Tensor *dy = call->in[0], *ids = call->in[1];
   Tensor *out = call->out[0];
   Stage stage = stage_begin(call);
   bool accumulate = call->accumulate & 1;
-  Scatter s = {.dy = tensor_data(dy),
-               .ids = tensor_data(ids),
-               .n = tensor_numel(ids),
-               .rows = out->shape[0],
-               .columns = out->shape[1],
-               .from = dy->dtype,
-               .to = out->dtype == DT_F64 ? DT_F64 : DT_F32,
-               .accumulate = accumulate};
-  s.out = stage_out(&stage, out, accumulate);
-  parallel_for(s.columns, COLUMN_GRAIN, scatter_columns, &s);
+  const void *from = stage_in(&stage, dy);
+  void *to = stage_out(&stage, out, accumulate);
+  int64_t n = tensor_numel(ids), rows = out->shape[0], columns = out->shape[1];
+  if (is_f64(out))
+    scatter_rows_f64(to, from, tensor_data(ids), 1, rows, n, columns, accumulate);
+  else
+    scatter_rows_f32(to, from, tensor_data(ids), 1, rows, n, columns, accumulate);
   stage_end(&stage);
 }
 

@@ -54,11 +54,10 @@ static void narrow_result(Tensor *out, float *c, bool accumulate) {
 }
 
 static void run_gemm(const Gemm *gemm, bool is_f64) {
-  const CpuKernels *kernels = cpu_kernels();
   if (is_f64)
-    kernels->gemm_f64(gemm);
+    gemm_f64(gemm);
   else
-    kernels->gemm_f32(gemm);
+    gemm_f32(gemm);
 }
 
 void cpu_matmul(const KernelCall *call) {

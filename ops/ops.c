@@ -1,6 +1,8 @@
 // ops - the table made of ops.def.
 #include "ops/ops.h"
 
+#include "ops/kernels/kernels.h"
+#include "ops/kernels/threads.h"
 #include "ops/rows.h"
 
 #include <assert.h>
@@ -84,6 +86,10 @@ void op_args_default(const Op *op, OpArgs *out) {
     else
       value->i = strtoll(spec->fallback, NULL, 10);
   }
+}
+
+OpsCpu ops_cpu(void) {
+  return (OpsCpu){cpu_kernels()->level, gemm_library(), threads_count(), threads_pinned()};
 }
 
 Status ops_call(Ctx *ctx, OpId id, const OpArgs *args, Tensor **in, int n_in, Tensor **out) {

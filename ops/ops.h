@@ -28,6 +28,14 @@ const Op *op_find(const char *name);
 // Binds the table to a context: before any op runs in it.
 Status ops_init(Ctx *ctx);
 
+// What the CPU kernels run with: instruction level, product library, threads.
+typedef struct OpsCpu {
+  const char *level, *blas; // "avx512"; "rille": what computes f32 products
+  int n_threads;
+  bool pinned;
+} OpsCpu;
+OpsCpu ops_cpu(void);
+
 // One op on n_in inputs with its public outputs, owned by the caller. args NULL: the row's
 // defaults.
 Status ops_call(Ctx *ctx, OpId id, const OpArgs *args, Tensor **in, int n_in, Tensor **out);

@@ -24,10 +24,11 @@ expect() {
 }
 
 fake id 'echo 1000'
-expect 'a user gets the line for Debian' 1 'sudo apt-get install.* gcc .*liblua5.4-dev.* libdnnl-dev'
-expect 'and for Fedora' 1 'sudo dnf install.* gcc .*lua-devel.* onednn-devel'
-expect 'and for brew' 1 'brew install.* gcc .*lua.* onednn'
-expect 'another BLAS is another package' 1 'apt-get install.* libopenblas-dev' --openblas
+expect 'a user gets the line for Debian' 1 'sudo apt-get install.* gcc .*liblua5.4-dev.*'
+expect 'and for Fedora' 1 'sudo dnf install.* gcc .*lua-devel'
+expect 'and for brew' 1 'brew install.* gcc .*lua'
+expect 'another BLAS is one more package' 1 'apt-get install.* libopenblas-dev' --openblas
+expect 'oneDNN too' 1 'apt-get install.* libdnnl-dev' --onednn
 expect 'the tools of lint are apart' 1 'apt-get install.* clang-format-14.* shellcheck' --lint
 expect 'an unknown option is an error' 2 'unknown option --nothing' --nothing
 

@@ -42,9 +42,14 @@ typedef struct Gemm {
   void *preact; // NULL, or [m,n] like c (same ldc, stride_c): the value before act, for backward
 } Gemm;
 
-// The product on the CPU, of f32 (accumulated in f32) and of f64 matrices.
+// The product on the CPU, of f32 (accumulated in f32) and of f64 matrices; by the library that the
+// build chose with BLAS= (gemm_<blas>.c). Invariants 1 and 2 are promises of BLAS=rille; with
+// another library they hold as far as the library's own do.
 void gemm_f32(const Gemm *gemm);
 void gemm_f64(const Gemm *gemm);
+
+// "rille", "onednn", "openblas".
+const char *gemm_library(void);
 
 #ifdef __cplusplus
 }

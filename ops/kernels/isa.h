@@ -171,18 +171,4 @@ static const double lane_index_f64[8] __attribute__((unused)) = {0, 1, 2, 3, 4, 
 FOR_REALS(X)
 #undef X
 
-// bf16 <-> f32, round to nearest even; NaN stays NaN.
-INLINE float widen_bf16(uint16_t bits) {
-  uint32_t wide = (uint32_t)bits << 16;
-  float value;
-  memcpy(&value, &wide, sizeof value);
-  return value;
-}
-INLINE uint16_t narrow_bf16(float value) {
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x40u);
-  return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-
 #endif

@@ -66,6 +66,3 @@ const CpuKernels *cpu_kernels(void) {
   pthread_once(&once, choose);
   return chosen;
 }
-
-void gemm_f32(const Gemm *gemm) { cpu_kernels()->gemm_f32(gemm); }
-void gemm_f64(const Gemm *gemm) { cpu_kernels()->gemm_f64(gemm); }

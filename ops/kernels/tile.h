@@ -2,6 +2,7 @@
 #ifndef RILLE_OPS_KERNELS_TILE_H
 #define RILLE_OPS_KERNELS_TILE_H
 
+#include "core/bf16.h"
 #include "ops/kernels/isa.h"
 
 #if VECTOR_BYTES == 64

@@ -1,4 +1,5 @@
 // vector - contiguous element-wise runs, conversions and the flat optimizers.
+#include "core/bf16.h"
 #include "ops/kernels/kernels_isa.h"
 #include "ops/kernels/threads.h"
 #include "ops/kernels/vmath.h"
@@ -6,11 +7,11 @@
 enum { FLAT_BLOCK = 16384, SUM_BLOCK = 4096 }; // elements a block of flat work, of a sum
 
 void KERNEL(widen)(float *out, const uint16_t *a, int64_t n) {
-  for (int64_t i = 0; i < n; i++) out[i] = widen_bf16(a[i]);
+  for (int64_t i = 0; i < n; i++) out[i] = bf16_widen(a[i]);
 }
 
 void KERNEL(narrow)(uint16_t *out, const float *a, int64_t n) {
-  for (int64_t i = 0; i < n; i++) out[i] = narrow_bf16(a[i]);
+  for (int64_t i = 0; i < n; i++) out[i] = bf16_narrow(a[i]);
 }
 
 double KERNEL(multiply_adds)(int64_t rounds) {

@@ -23,7 +23,7 @@ typedef struct LibraryJob {
   int64_t blocks; // of rows, a product
 } LibraryJob;
 
-static UnaryFn library_activation(Activation act) {
+static inline UnaryFn library_activation(Activation act) {
   switch (act) {
   case ACT_RELU: return UNARY_relu;
   case ACT_GELU: return UNARY_gelu;
@@ -35,7 +35,7 @@ static UnaryFn library_activation(Activation act) {
 }
 
 // Bias, the value before the activation, and the activation, on m finished rows at `at` in c.
-static void library_finish(const Gemm *g, int64_t at, int64_t m) {
+static inline void library_finish(const Gemm *g, int64_t at, int64_t m) {
   const CpuKernels *k = cpu_kernels();
   for (int64_t i = 0; i < m; i++) {
     float *row = (float *)g->c + at + i * g->ldc;
@@ -45,7 +45,7 @@ static void library_finish(const Gemm *g, int64_t at, int64_t m) {
   }
 }
 
-static void library_blocks(void *context, int64_t begin, int64_t end) {
+static inline void library_blocks(void *context, int64_t begin, int64_t end) {
   const LibraryJob *job = context;
   const Gemm *g = job->gemm;
   job->begin();
@@ -60,7 +60,7 @@ static void library_blocks(void *context, int64_t begin, int64_t end) {
   }
 }
 
-static void gemm_by_library(const Gemm *gemm, void (*begin)(void), LibrarySgemm sgemm) {
+static inline void gemm_by_library(const Gemm *gemm, void (*begin)(void), LibrarySgemm sgemm) {
   if (gemm->bf16_a || gemm->bf16_b || gemm->k == 0) {
     cpu_kernels()->gemm_f32(gemm);
     return;

@@ -1,5 +1,5 @@
 // gemm_onednn - BLAS=onednn: f32 products by oneDNN's dnnl_sgemm, one thread a call.
-#include "ops/kernels/gemm_library.h"
+#include "ops/kernels/gemm_library.inc"
 
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.h>

@@ -1,5 +1,5 @@
 // gemm_openblas - BLAS=openblas: f32 products by OpenBLAS's cblas_sgemm, one thread a call.
-#include "ops/kernels/gemm_library.h"
+#include "ops/kernels/gemm_library.inc"
 
 #include <cblas.h>
 

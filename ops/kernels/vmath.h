@@ -64,7 +64,8 @@ INLINE vec_f32 vexp2_f32(vec_f32 x) {
 INLINE vec_f32 vlog_f32(vec_f32 x) {
   mask_f32 is_small = x < set1_f32(1.17549435e-38f);
   vec_f32 scaled = select_f32(is_small, x * set1_f32(8388608.0f), x);
-  mask_f32 bits = (mask_f32)scaled;
+  // What has no logarithm stands aside as 1: its bits would overflow below.
+  mask_f32 bits = (mask_f32)select_f32(scaled > set1_f32(0.0f), scaled, set1_f32(1.0f));
   mask_f32 e = (bits - 0x3f3504f3) >> 23;
   vec_f32 f = (vec_f32)(bits - (e << 23)) - set1_f32(1.0f);
   vec_f32 exponent = __builtin_convertvector(e + (is_small & -23), vec_f32);

@@ -4,9 +4,10 @@
 //
 //     bench_kernels [--json] [--cpu-time] [--threads N,N,..] [--only WORD]
 //
-// Every figure is paired: peak (or copy) and kernel alternate, the share of a pair is its quotient;
-// printed are the best and the median share. Traffic counts bytes that must move once (reads +
-// writes).
+// Every figure is paired: peak (or copy) and kernel alternate. "best" is the best rate over the
+// best peak of the run, "median" the median of the pairs' quotients (no use while others take the
+// cores: a peak that was interrupted makes its pair look good). Traffic counts bytes that must move
+// once.
 #include "ops/kernels/kernels.h"
 #include "ops/kernels/threads.h"
 
@@ -114,7 +115,7 @@ static void measure(const CpuKernels *k, const Figure *f) {
               : "%-34s %-7s %d threads  %8.1f %s  %s %6.1f  share: best %.2f  median %.2f\n";
   printf(format, f->name, k->level, threads_count(), rate[repeats - 1] * 1e-9,
          f->is_bytes ? "GB/s" : "GFLOP/s", f->is_bytes ? "copy" : "peak", best_unit * 1e-9,
-         share[repeats - 1], share[repeats / 2]);
+         rate[repeats - 1] / best_unit, share[repeats / 2]);
   fflush(stdout);
 }
 

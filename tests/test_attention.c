@@ -39,13 +39,13 @@ static void formula(const double *qkv, double *out, const void *context) {
       for (int64_t i = 0; i < p->T; i++) {
         const double *batch = qkv + b * steps(p) * width(p), *q = batch + i * width(p) + h * p->D;
         int64_t hkv = h / (p->H / p->Hkv);
-        double *o = out + ((b * p->T + i) * p->H + h) * p->D, top = -INFINITY, sum = 0;
+        double *o = out + ((b * p->T + i) * p->H + h) * p->D, top = -HUGE_VAL, sum = 0;
         for (int64_t j = 0; j < p->S; j++) {
           const double *k = batch + j * width(p) + (p->H + hkv) * p->D;
           s[j] = 0;
           for (int64_t d = 0; d < p->D; d++) s[j] += scale * q[d] * k[d];
           if (p->has_mask) s[j] += the_mask[(h * p->T + i) * p->S + j];
-          if (!sees(p, i, j)) s[j] = -INFINITY;
+          if (!sees(p, i, j)) s[j] = -HUGE_VAL;
           top = fmax(top, s[j]);
         }
         for (int64_t d = 0; d < p->D; d++) o[d] = 0;

@@ -85,7 +85,7 @@ START_TEST(bf16_rounds_to_nearest_even) {
 END_TEST
 
 START_TEST(casts_saturate_and_bool_is_not_zero) {
-  double a[] = {1.9, -1.9, 300, -1, 1e30, -1e30, NAN, 0};
+  double a[] = {1.9, -1.9, 300, -1, 1e30, -1e30, (double)NAN, 0};
   uint8_t u8[8], flags[8];
   int32_t i32[8];
   int64_t i64[8];

@@ -130,10 +130,14 @@ endef
 $(foreach isa,$(ISAS),$(eval $(call isa_rule,$(isa))))
 $O/tests/main.o: $B/gen/suites.h
 # clang-tidy looks at what has been compiled since it last looked; one instruction set is enough.
-tidy: $(filter-out %.avx2.tidy %.avx512.tidy %.mpich.tidy $O/lua_library.tidy,$(OBJECTS:.o=.tidy))
-$O/%.tidy: $O/%.o .clang-tidy
+# ANALYZE=1 adds the static analyzer.
+TIDY := $(if $(filter 1,$(ANALYZE)),analyzed,tidy)
+tidy: $(filter-out %.avx2.$(TIDY) %.avx512.$(TIDY) %.mpich.$(TIDY) $O/lua_library.$(TIDY),\
+  $(OBJECTS:.o=.$(TIDY)))
+$O/%.$(TIDY): $O/%.o .clang-tidy
 	@$(if $V,,echo '  tidy $*';) \
-	  clang-tidy --quiet $(firstword $(wildcard $*.c $(*:.plain=.isa).c $(basename $*).c)) -- \
+	  clang-tidy --quiet $(if $(filter tidy,$(TIDY)),--checks=-clang-analyzer-*) \
+	  $(firstword $(wildcard $*.c $(*:.plain=.isa).c $(basename $*).c)) -- \
 	  $(CPPFLAGS) $(CFLAGS_ALL) $(LUA_CFLAGS) $(CHECK_CFLAGS) $(call mpi_cflags,openmpi) -I$B/gen \
 	  -DISA=plain 2>&1 | \
 	  { grep -vE 'warnings? generated' || true; } > $@.log; \

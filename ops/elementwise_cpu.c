@@ -126,7 +126,7 @@ LOADS(i64, int64_t, AS_INTEGER)
       break;                                                                                \
     }                                                                                       \
   }
-STORES(f32, float, to_integer)
+STORES(f32, float, AS_INTEGER)
 STORES(f64, double, to_integer)
 STORES(i64, int64_t, AS_IS)
 
@@ -149,7 +149,7 @@ static void unary_i64(const Walk *w, int64_t *out, const int64_t *a, int64_t n) 
     case UNARY_clamp:
       v = (double)v < lo ? to_integer(lo) : (double)v > hi ? to_integer(hi) : v;
       break;
-    default: assert(!"no integer form"); // of a kernels.h list that is longer than ours
+    default: assert(false && "no integer form"); // of a kernels.h list that is longer than ours
     }
     out[i] = v;
   }
@@ -165,7 +165,7 @@ static void binary_i64(int fn, int64_t *out, const int64_t *a, const int64_t *b,
     case BINARY_max: out[i] = a[i] > b[i] ? a[i] : b[i]; break;
     case BINARY_min: out[i] = a[i] < b[i] ? a[i] : b[i]; break;
     case BINARY_relu_bwd: out[i] = b[i] > 0 ? a[i] : 0; break;
-    default: assert(!"no integer form");
+    default: assert(false && "no integer form");
     }
   }
 }

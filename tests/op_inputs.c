@@ -58,7 +58,7 @@ static double value_of(const Words *w, uint64_t key, int64_t i, int64_t n) {
   case 'i': return (double)(rng_u64(key, i) % (uint64_t)w->limit);
   case 'b':
   case 'h': return rng_u32(key, i) & 1;
-  default: assert(!"an unknown kind of input");
+  default: assert(false && "an unknown kind of input");
   }
   float f = (float)v; // exact in bf16
   uint32_t bits;

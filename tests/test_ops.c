@@ -206,7 +206,7 @@ static void make_params(Run *run) {
     ck_assert_int_eq(param_grad_buffer(ctx, param->param, 0, &use), ST_OK);
     for (int64_t i = 0; i < tensor_numel(use->grad); i++)
       if (use->grad->dtype == DT_F64)
-        ((double *)tensor_data(use->grad))[i] = NAN;
+        ((double *)tensor_data(use->grad))[i] = (double)NAN;
       else
         ((float *)tensor_data(use->grad))[i] = NAN;
     run->inputs.leaf[j] = param;

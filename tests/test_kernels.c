@@ -1,6 +1,7 @@
 // test_kernels - the CPU kernels, at every level of instructions that this machine runs, against
 // plain formulas in f64; backward against finite differences of those formulas; and bit for bit
 // against themselves at other offsets, lengths and thread counts.
+#include "core/poll.h"
 #include "ops/kernels/gather.h"
 #include "ops/kernels/kernels.h"
 #include "ops/kernels/threads.h"
@@ -75,7 +76,7 @@ static void dawdle(void *context, int64_t begin, int64_t end) {
 START_TEST(the_poll_hook_runs_between_blocks_and_not_too_often) {
   for (int threads = 1; threads <= 2; threads++) {
     threads_set(threads);
-    threads_set_poll(poll_once);
+    poll_hook = poll_once;
     n_polls = 0;
     int64_t seen[1000] = {0};
     parallel_for(1000, 1, count_blocks, seen);
@@ -84,7 +85,7 @@ START_TEST(the_poll_hook_runs_between_blocks_and_not_too_often) {
     parallel_for(20, 1, dawdle, NULL);
     ck_assert_int_ge(n_polls, 1);
     ck_assert_int_le(n_polls, 20);
-    threads_set_poll(NULL);
+    poll_hook = NULL;
   }
   threads_set(1);
 }

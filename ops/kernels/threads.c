@@ -1,6 +1,8 @@
 // threads - the pool: workers that spin for a while, then sleep.
 #include "ops/kernels/threads.h"
 
+#include "core/poll.h"
+
 #include <assert.h>
 #include <pthread.h>
 #include <sched.h>
@@ -35,7 +37,6 @@ static struct {
   int n_sleeping;
   bool caller_sleeps;
   cpu_set_t cpus;
-  void (*poll)(void);
   atomic_int n_scratch;
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER,
           .owner = PTHREAD_MUTEX_INITIALIZER,
@@ -137,15 +138,15 @@ static void learn(void) {
 
 static void run_blocks(bool is_caller) {
   const Job *job = &pool.job;
-  int64_t last_poll = is_caller && pool.poll ? now_ns() : 0;
+  int64_t last_poll = is_caller && poll_hook ? now_ns() : 0;
   inside_block = true;
   for (;;) {
     int64_t begin = atomic_fetch_add_explicit(&pool.next, job->grain, memory_order_relaxed);
     if (begin >= job->n) break;
     int64_t end = job->n - begin < job->grain ? job->n : begin + job->grain;
     job->fn(job->context, begin, end);
-    if (is_caller && pool.poll && now_ns() - last_poll >= POLL_NS) {
-      pool.poll();
+    if (is_caller && poll_hook && now_ns() - last_poll >= POLL_NS) {
+      poll_hook();
       last_poll = now_ns();
     }
   }
@@ -262,12 +263,12 @@ static void wait_for_workers(void) {
 }
 
 static void run_serially(int64_t n, int64_t grain, RangeFn fn, void *context) {
-  bool polls = pool.poll && !inside_block;
+  bool polls = poll_hook && !inside_block;
   int64_t last_poll = polls ? now_ns() : 0;
   for (int64_t begin = 0; begin < n; begin += grain) {
     fn(context, begin, n - begin < grain ? n : begin + grain);
     if (polls && now_ns() - last_poll >= POLL_NS) {
-      pool.poll();
+      poll_hook();
       last_poll = now_ns();
     }
   }
@@ -320,8 +321,6 @@ void threads_set(int count) {
   }
   pthread_mutex_unlock(&pool.owner);
 }
-
-void threads_set_poll(void (*poll)(void)) { pool.poll = poll; }
 
 bool threads_pinned(void) {
   pthread_mutex_lock(&pool.owner);

@@ -13,7 +13,8 @@
 //  1. Work of one block, or of a call from within a block, runs on the calling thread at once.
 //  2. A second caller that finds the pool busy runs its work serially; it never waits for the pool.
 //  3. After fork() the child has a pool of its own, made at first use.
-//  4. The poll hook runs on the calling thread only, between blocks, at most once in 100 us.
+//  4. The poll hook (core/poll.h) runs on the calling thread only, between blocks, at most once in
+//  100 us.
 #ifndef RILLE_OPS_KERNELS_THREADS_H
 #define RILLE_OPS_KERNELS_THREADS_H
 
@@ -38,9 +39,6 @@ int threads_count(void);
 
 // Sets the number of threads, 1 .. 256; the pool follows at its next use. Not from within a block.
 void threads_set(int count);
-
-// Called between blocks of long work by the thread that called parallel_for; NULL: none.
-void threads_set_poll(void (*poll)(void));
 
 // True if the pool's threads are pinned, one a core.
 bool threads_pinned(void);

@@ -25,7 +25,8 @@ WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion 
   -Wvla -Wpointer-arith $(if $(filter 1,$(WERROR)),-Werror)
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 
-FLAGS_release := -O3 -g
+FLAGS_release := -O2 -g
+FAST_release := -O3 # ops/: the loops over elements
 FLAGS_debug := -O0 -g3 -fno-omit-frame-pointer
 FLAGS_asan := -O1 -g $(SANITIZE)
 FLAGS_fuzz := -O1 -g $(SANITIZE) -fsanitize=fuzzer-no-link
@@ -117,7 +118,7 @@ $B/files: force; $(call stamp,$(HEADERS) $(LUA_LIBRARY) $(SUITES))
 
 # ---- objects --------------------------------------------------------------------------------
 compile = @mkdir -p $(@D); $(if $V,,echo '  cc $(@:$O/%=%)';) \
-  $(if $V,set -x;) $(CC) $(CPPFLAGS) $(CFLAGS_ALL) $1 -MMD -MP -c -o $@ $<
+  $(if $V,set -x;) $(CC) $(CPPFLAGS) $(CFLAGS_ALL) $(if $(filter ops/%,$<),$(FAST_$(CONFIG))) $1 -MMD -MP -c -o $@ $<
 link = $(if $V,,@echo '  ld $(@:$B/%=%)';) $(CC) $(LDFLAGS_ALL) -o $@ $1
 
 $O/lua/%.o: lua/%.c $B/flags; $(call compile,$(LUA_CFLAGS) $(EDIT_CFLAGS))

@@ -166,5 +166,9 @@ int main(int argc, char **argv) {
   lua_pushlightuserdata(L, &start);
   if (lua_pcall(L, 1, 0, 0) != LUA_OK) runner_report(L);
   lua_close(L);
+  if (fflush(stdout) != 0 || ferror(stdout)) {
+    fprintf(stderr, "rille: standard output could not be written (a full disk?)\n");
+    return start.code ? start.code : EXIT_ERROR;
+  }
   return start.code;
 }

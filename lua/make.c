@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { RANDOM_BLOCK = 1 << 20 }; // values drawn between looks at Ctrl-C
+
 // ---- from Lua values
 
 // What the values of nested tables have in common.
@@ -308,12 +310,19 @@ static int drawn(lua_State *L, Rille *r, int ndim, const int64_t *shape, bool no
   Tensor *t = tensor_at(L, r, -1);
   void *to = tensor_data(t);
   int64_t n = tensor_numel(t);
-  if (to && wide == DT_F64)
-    normal ? rng_fill_normal_f64(to, n, key, first, 0, 1)
-           : rng_fill_uniform_f64(to, n, key, first, 0, 1);
-  else if (to)
-    normal ? rng_fill_normal_f32(to, n, key, first, 0, 1)
-           : rng_fill_uniform_f32(to, n, key, first, 0, 1);
+  for (int64_t at = 0; to && at < n; at += RANDOM_BLOCK) { // in blocks, so that Ctrl-C is heard
+    int64_t m = n - at < RANDOM_BLOCK ? n - at : RANDOM_BLOCK;
+    if (r->ctx->interrupted) {
+      r->ctx->interrupted = 0;
+      raise_status(L, r, fail(ST_ESTOPPED, "interrupted"), NULL, 0);
+    }
+    if (wide == DT_F64)
+      (normal ? rng_fill_normal_f64 : rng_fill_uniform_f64)((double *)to + at, m, key, first + at,
+                                                            0, 1);
+    else
+      (normal ? rng_fill_normal_f32 : rng_fill_uniform_f32)((float *)to + at, m, key, first + at, 0,
+                                                            1);
+  }
   finish(L, r, wide, options);
   return 1;
 }

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_GLOBALS = 128, MAX_FRAMES = 12 };
+enum { MAX_GLOBALS = 128, MAX_FRAMES = 12, MAX_LEVELS = 200 }; // levels: a search is quadratic
 
 // A cycle begins when the heap has grown by half (Lua's own: doubled) and goes twice as fast: the
 // tensors of small ops then stay in the cache, and x + y takes four fifths of the time.
@@ -112,12 +112,12 @@ static void add_frames(lua_State *L, lua_State *of, int level) {
   lua_Debug ar;
   luaL_Buffer out;
   int n = 0, total = 0;
-  for (int k = level; lua_getstack(of, k, &ar); k++) {
+  for (int k = level; k < MAX_LEVELS && lua_getstack(of, k, &ar); k++) {
     lua_getinfo(of, "S", &ar);
     if (ar.what[0] != 'C' && !is_library(ar.source)) total++;
   }
   luaL_buffinit(L, &out);
-  for (int k = level; total > 1 && lua_getstack(of, k, &ar); k++) {
+  for (int k = level; total > 1 && k < MAX_LEVELS && lua_getstack(of, k, &ar); k++) {
     lua_getinfo(of, "Sln", &ar);
     if (ar.what[0] == 'C' || is_library(ar.source)) continue;
     char line[256];

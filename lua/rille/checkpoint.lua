@@ -111,7 +111,8 @@ function checkpoint.resume(trainer, path)
       trainer.optimizer.name), 0)
   end
   local problems, copies = {}, {}
-  trainer.optimizer.steps_done = record.optimizer_steps
+  local steps_done = trainer.optimizer.steps_done
+  trainer.optimizer.steps_done = record.optimizer_steps -- decides which state there is
   for _, entry in ipairs(all_tensors(trainer)) do
     local value = tensors[entry[1]]
     local want = table.concat({ entry[2]:shape() }, ", ")
@@ -126,6 +127,7 @@ function checkpoint.resume(trainer, path)
   end
   for name in pairs(tensors) do table.insert(problems, "  " .. name .. " is not in this run") end
   if #problems > 0 then
+    trainer.optimizer.steps_done = steps_done
     table.sort(problems)
     error(("%s does not fit this run:\n%s"):format(path, table.concat(problems, "\n")), 0)
   end

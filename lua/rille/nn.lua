@@ -79,7 +79,8 @@ end
 -- forward, then the hooks; what a hook returns replaces the results.
 local function forward_with_hooks(module, ...)
   local results = table.pack(module:forward(...))
-  for _, hook in ipairs(rawget(module, "_hooks")) do
+  local hooks = rawget(module, "_hooks")
+  for _, hook in ipairs(table.move(hooks, 1, #hooks, 1, {})) do -- a hook may remove itself
     local replaced = table.pack(hook(module, table.unpack(results, 1, results.n)))
     if replaced.n > 0 and replaced[1] ~= nil then results = replaced end
   end
@@ -206,6 +207,9 @@ end
 --- results.
 ---@return fun() remove
 function Module:on(path, fn)
+  if type(fn) ~= "function" then
+    error(("on(%q, fn): fn must be a function, got %s"):format(tostring(path), type(fn)), 2)
+  end
   local module = path == "" and self or self:get(path)
   local hooks = rawget(module, "_hooks") or {}
   rawset(module, "_hooks", hooks)

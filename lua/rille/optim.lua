@@ -131,6 +131,29 @@ local kinds = {
   },
 }
 
+-- Values with which no training makes sense, by name.
+local function check_numbers(name, o, clip)
+  local function check(key, value, lowest, below)
+    local is_number = type(value) == "number" and value == value
+    if not is_number or value < lowest or (below and value >= below) then
+      error(("%s: %s = %s must be a number from %g on%s"):format(name, key, tostring(value), lowest,
+        below and (" and below %g"):format(below) or ""), 0)
+    end
+  end
+  check("lr", o.lr, 0)
+  check("weight_decay", o.weight_decay, 0)
+  if o.eps then check("eps", o.eps, 0) end
+  if o.momentum then check("momentum", o.momentum, 0, 1) end
+  if o.betas then
+    if type(o.betas) ~= "table" then
+      error(name .. ": betas must be two numbers, {0.9, 0.999}", 0)
+    end
+    check("betas[1]", o.betas[1], 0, 1)
+    check("betas[2]", o.betas[2], 0, 1)
+  end
+  if clip ~= nil then check("clip", clip, 0) end
+end
+
 --- An optimizer over {name, tensor} pairs (model:named_parameters()) by a spec such as
 --- {"adamw", lr = 3e-4, betas = {0.9, 0.95}, weight_decay = 0.1, clip = 1.0, schedule = {"cosine",
 --- warmup = 100},
@@ -153,6 +176,7 @@ function optim.new(named, spec)
   for key, value in pairs(kind.defaults) do
     if spec[key] ~= nil then o[key] = spec[key] else o[key] = value end
   end
+  check_numbers(spec[1], o, spec.clip)
   local self = setmetatable({
     name = spec[1], kind = kind, options = o, clip = spec.clip,
     clip_norm = spec.clip_norm or 2, steps_done = 0, named = named,

@@ -28,7 +28,21 @@ local known_options = {
 
 local function fail(words, ...) error(words:format(...), 0) end
 
+-- Refuses keys that are not known, with the nearest that is.
+local function check_keys(what, given, known)
+  if type(given) ~= "table" then fail("%s takes a table of options, got %s", what, type(given)) end
+  for key in pairs(given) do
+    if not known[key] then
+      local names = {}
+      for name in pairs(known) do table.insert(names, tostring(name)) end
+      table.sort(names)
+      fail("%s has no option %q%s", what, tostring(key), rille.did_you_mean(tostring(key), names))
+    end
+  end
+end
+
 local function check_batch(batch)
+  check_keys("Trainer: batch", batch, { global = true, micro = true, [1] = true, [2] = true })
   local global = batch.global or batch[1]
   local micro = batch.micro or batch[2] or global
   if math.type(global) ~= "integer" or global < 1 then
@@ -66,16 +80,15 @@ end
 ---   fingerprint put the weights' fingerprint into metrics every so many steps (default 0: never)
 ---@return rille.Trainer
 function Trainer.new(options)
-  for key in pairs(options) do
-    if not known_options[key] then
-      local names = {}
-      for name in pairs(known_options) do table.insert(names, name) end
-      table.sort(names)
-      fail("Trainer has no option %q%s", tostring(key), rille.did_you_mean(tostring(key), names))
-    end
-  end
+  check_keys("Trainer", options, known_options)
   for _, name in ipairs { "model", "loss", "optimizer", "batch" } do
     if options[name] == nil then fail("Trainer needs %s", name) end
+  end
+  if not nn.is_module(options.model) then
+    fail("Trainer: model must be a module, got %s", type(options.model))
+  end
+  if type(options.loss) ~= "function" and type(options.loss) ~= "table" then
+    fail("Trainer: loss must be a function or a loss of nn, got %s", type(options.loss))
   end
   check_parallel(options.parallel)
   local self = setmetatable({
@@ -92,7 +105,6 @@ function Trainer.new(options)
   self.units = self.model.units ~= nn.Module.units and self.model:units() or { self.model }
   self.optimizer = optim.new(self.model:named_parameters(), options.optimizer)
   checkpoint.configure(self, options.checkpoint)
-  core.catch_signals()
   return self
 end
 
@@ -132,7 +144,8 @@ local function run_loss(self, outputs, y, n_samples)
     fail("the loss gave a %s, not a tensor", type(sum))
   end
   if sum:numel() ~= 1 then
-    fail("the loss gave %s, not a single number: sum it, or return (sum, count)", tostring(sum))
+    fail("the loss gave a tensor of shape [%s], not a single number: sum it, or return "
+      .. "(sum, count)", table.concat({ sum:shape() }, ", "))
   end
   if count == nil then return sum * n_samples, n_samples, true end
   return sum, rille.is_tensor(count) and count:item() or count, false
@@ -209,7 +222,10 @@ local function run_microbatch(self, batch, index, first, n, sums)
   end
   local middle = core.clock()
   core.span(("F%d"):format(index), start, middle)
-  if sum:requires_grad() then core.backward(outs, seeds, "B") end
+  if not sum:requires_grad() then
+    fail("the loss depends on no parameter that wants a gradient")
+  end
+  core.backward(outs, seeds, "B")
   core.span(("B%d"):format(index), middle, core.clock())
   core.release(sum)
   drop_inputs(outputs, { n = 0 }, x)
@@ -386,6 +402,12 @@ end
 --- SIGTERM or
 --- SIGUSR1 with a checkpoint and exit code 75.
 function Trainer:steps(loader, n)
+  local has_batch = type(loader) == "table" and loader.batch
+  if not has_batch then fail("steps: the data must have a method batch(step, n)") end
+  if math.type(n) ~= "integer" or n < 0 then
+    fail("steps: the number of steps must be a whole number from 0 on, not %s", tostring(n))
+  end
+  core.catch_signals()
   self.total = self.total or n
   local metrics = require "rille.metrics" {
     dir = self.out, total = n, every = self.log, resumed = self.step_count,

@@ -181,8 +181,10 @@ $B/tests: $(TEST_OBJ) $(LIB_OBJ) $B/links
 	$(call link,$(ALLOC_WRAPS) $(TEST_OBJ) $(LIB_OBJ) $(CHECK_LIBS) $(BLAS_LIBS) -lm -ldl -lpthread)
 $B/bench_kernels: $O/tests/bench_kernels.o $(LIB_OBJ) $B/links
 	$(call link,$< $(LIB_OBJ) $(BLAS_LIBS) -lm -ldl -lpthread)
-$B/fuzz_%: $O/tests/fuzz_%.o $(LIB_OBJ) $B/links
-	$(call link,-fsanitize=fuzzer $< $(LIB_OBJ) $(BLAS_LIBS) -lm -ldl -lpthread)
+# What reads files is all in core, which needs nothing above it.
+CORE_OBJ := $(filter $O/core/%,$(LIB_OBJ))
+$B/fuzz_%: $O/tests/fuzz_%.o $(CORE_OBJ) $B/links
+	$(call link,-fsanitize=fuzzer $< $(CORE_OBJ) -lm -lpthread)
 , := ,
 
 DEPS := $(if $(filter-out rille,$(BLAS)),--$(BLAS))

@@ -176,13 +176,10 @@ static Status collect_kept(Node *node, unsigned in_mask, unsigned out_mask, unsi
   return ST_OK;
 }
 
-enum { LOCAL_IN = 8 };
-
 // The gradients of the inputs in `need`, delivered.
 static Status differentiate(Ctx *ctx, Backward *run, Node *node, Tensor **dout, uint64_t need) {
   if (!need) return ST_OK;
-  Tensor *local[3 * OP_MAX_VARIADIC];
-  Tensor **in = local, **din = local + OP_MAX_VARIADIC;
+  Tensor *in[OP_MAX_VARIADIC], *din[OP_MAX_VARIADIC];
   Tensor *out[OP_MAX_OUT], *saved[OP_MAX_OUT], *direct[OP_MAX_VARIADIC];
   GradUse *uses[OP_MAX_VARIADIC];
   unsigned in_mask = 0, out_mask = 0, saved_mask = 0;
@@ -386,12 +383,10 @@ static Status seed(Ctx *ctx, Backward *run, Tensor *out, Tensor *dout) {
 
 static Status run_no_grad(Ctx *ctx, Backward *run, bool walk_params) {
   bool grad = ctx->grad_enabled;
-  Scope *scope = ctx->scope;
   ctx->grad_enabled = false;
   Status status = walk(ctx, run, &run->data_nodes);
   if (status == ST_OK && walk_params) status = walk(ctx, run, &run->param_nodes);
   ctx->grad_enabled = grad;
-  ctx->scope = scope;
   return status;
 }
 

@@ -2,6 +2,7 @@
 #include "lua/binding.h"
 
 #include "core/file.h"
+#include "core/hash.h"
 #include "core/json.h"
 #include "core/safetensors.h"
 #include "core/weights.h"
@@ -304,6 +305,20 @@ static Status write_values(Rille *r, SafetensorsWriter *writer, int64_t i, Tenso
   return status;
 }
 
+// digest(tensor, before) -> 64 bits over its values' bytes, row-major, that go on from `before`.
+static int digest(lua_State *L) {
+  Rille *r = binding_of(L);
+  Tensor *t = tensor_check(L, r, 1, "digest: the argument");
+  int64_t before = integer_check(L, r, 2, "digest: what it goes on from");
+  if (t->param) check_status(L, r, param_place(r->ctx, t->param));
+  check_status(L, r, tensor_alive(t));
+  if (tensor_is_meta(t) || !tensor_contiguous(t))
+    raise_value(L, r, "digest: row-major values are wanted");
+  size_t bytes = (size_t)tensor_numel(t) * dtype_size(t->dtype);
+  lua_pushinteger(L, (lua_Integer)hash_bytes(tensor_data(t), bytes, (uint64_t)before));
+  return 1;
+}
+
 // safetensors_write(path, {{name, tensor}, ...}, {key = value})
 static int write_safetensors(lua_State *L) {
   Rille *r = binding_of(L);
@@ -334,6 +349,7 @@ void files_bind(lua_State *L, Rille *r, int rille) {
       {"json_decode", json_decode},
       {"write_atomic", write_atomic},
       {"make_directory", make_directory},
+      {"digest", digest},
       {"safetensors_open", open_safetensors},
       {"safetensors_write", write_safetensors},
       {NULL, NULL},

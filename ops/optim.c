@@ -65,7 +65,7 @@ static Status finish_step(Ctx *ctx, WeightSet *set, Tensor *weights) {
   return ST_OK;
 }
 
-// A part of a flat array: the set's live, unfrozen parameters from first on, as one run.
+// Elements [begin, end) of a flat array, as a view; NULL of NULL.
 static Status slice(Ctx *ctx, Tensor *flat, int64_t begin, int64_t end, Tensor **out) {
   if (!flat) {
     *out = NULL;

@@ -109,6 +109,20 @@ run_status --out short --resume
 [ $status -eq 1 ] && grep -q 'short/checkpoint-00000020.safetensors' out
 ok 'a truncated checkpoint is refused by name' $?
 
+run --out damaged
+lua5.4 - <<'LUA'
+local path = "damaged/checkpoint-00000020.safetensors"
+local f = assert(io.open(path, "r+b"))
+f:seek("end", -40) -- within the optimizer's state
+local byte = f:read(1):byte()
+f:seek("end", -40)
+f:write(string.char(byte ~ 1))
+f:close()
+LUA
+run_status --out damaged --steps 30 --resume
+[ $status -eq 1 ] && grep -q 'damaged/checkpoint-00000020.safetensors is damaged' out
+ok 'one changed bit in the optimizer state of a checkpoint is noticed' $?
+
 run_status --stepps 3
 [ $status -eq 2 ] && grep -q 'did you mean' out
 ok 'an unknown option: exit 2, with the nearest name' $?

@@ -7,6 +7,8 @@
 -- rename, so an interruption at any point leaves the previous checkpoint usable.
 local rille = require "rille"
 local core = rille.core
+local fail = require "rille.fail"
+local known = require "rille.known"
 
 local checkpoint = {}
 
@@ -16,11 +18,7 @@ local EXIT_STOPPED = 75
 --- Reads the trainer option checkpoint = {every =, keep =}.
 function checkpoint.configure(trainer, spec)
   spec = spec or {}
-  for key in pairs(spec) do
-    if key ~= "every" and key ~= "keep" then
-      error(("Trainer: checkpoint has no option %q: every, keep"):format(tostring(key)), 0)
-    end
-  end
+  known("Trainer: checkpoint", spec, { "every", "keep" })
   trainer.checkpoint_every = spec.every or 0
   trainer.checkpoint_keep = spec.keep or 2
   trainer.checkpoints = {}
@@ -40,9 +38,19 @@ local function all_tensors(trainer)
   return list
 end
 
-local function record_of(trainer)
+-- 64 bits over all tensors' bytes, in order: what a damaged file does not have.
+local function digest_of(tensors)
+  local digest = 0
+  for _, tensor in ipairs(tensors) do digest = core.digest(tensor, digest) end
+  return ("%016x"):format(digest)
+end
+
+local function record_of(trainer, entries)
+  local tensors = {}
+  for i, entry in ipairs(entries) do tensors[i] = entry[2] end
   return {
-    format = 1, step = trainer.step_count, samples_seen = trainer.samples_seen,
+    format = 1, digest = digest_of(tensors),
+    step = trainer.step_count, samples_seen = trainer.samples_seen,
     random = rille.random_state(), optimizer = trainer.optimizer.name,
     optimizer_steps = trainer.optimizer.steps_done, fingerprint = trainer:fingerprint(),
   }
@@ -57,8 +65,9 @@ function checkpoint.save(trainer, path)
     core.make_directory(trainer.out)
     path = ("%s/checkpoint-%08d.safetensors"):format(trainer.out, trainer.step_count)
   end
-  local record = record_of(trainer)
-  rille.save(path, all_tensors(trainer), { rille = core.json_encode(record) })
+  local entries = all_tensors(trainer)
+  local record = record_of(trainer, entries)
+  rille.save(path, entries, { rille = core.json_encode(record) })
   if own then
     core.write_atomic(trainer.out .. "/" .. POINTER,
       core.json_encode { step = record.step, file = path:match("[^/]+$") } .. "\n")
@@ -70,8 +79,8 @@ end
 -- Old checkpoints of this run beyond the number to keep go.
 function checkpoint.prune(trainer, path)
   local list = trainer.checkpoints
-  for i, known in ipairs(list) do
-    if known == path then table.remove(list, i) break end
+  for i, written in ipairs(list) do
+    if written == path then table.remove(list, i) break end
   end
   table.insert(list, path)
   while #list > math.max(trainer.checkpoint_keep, 1) do os.remove(table.remove(list, 1)) end
@@ -86,7 +95,7 @@ local function locate(path)
   f:close()
   local ok, record = pcall(core.json_decode, text)
   if not ok or type(record) ~= "table" or type(record.file) ~= "string" then
-    error(("%s is not a checkpoint pointer: %s"):format(pointer, tostring(record)), 0)
+    fail("%s is not a checkpoint pointer: %s", pointer, tostring(record))
   end
   return path .. "/" .. record.file
 end
@@ -94,53 +103,67 @@ end
 local function read_record(path, metadata)
   local ok, record = pcall(core.json_decode, metadata.rille or "")
   if not ok or type(record) ~= "table" or record.format ~= 1 then
-    error(("%s has no trainer record: it is no checkpoint of a trainer\n"
-      .. "  hint: model:load_state_dict reads plain weights"):format(path), 0)
+    fail("%s has no trainer record: it is no checkpoint of a trainer\n"
+      .. "  hint: model:load_state_dict reads plain weights", path)
   end
   return record
 end
 
---- Brings a trainer to the state of a checkpoint, exactly. Errors name what does not fit; nothing
---- changes then.
+-- The trainer's tensors beside the file's: targets and values, in one order. Fails with all that
+-- does not fit; `tensors` is used up.
+local function match(trainer, path, tensors)
+  local problems, targets, values = {}, {}, {}
+  for _, entry in ipairs(all_tensors(trainer)) do
+    local name, target = entry[1], entry[2]
+    local value = tensors[name]
+    local want = table.concat({ target:shape() }, ", ")
+    local have = value and table.concat({ value:shape() }, ", ")
+    if want == have and value:dtype() == target:dtype() then
+      table.insert(targets, target)
+      table.insert(values, value)
+    else
+      table.insert(problems, ("  %s %s[%s] %s"):format(name, target:dtype(), want,
+        value and ("is %s[%s] in the file"):format(value:dtype(), have) or "is missing"))
+    end
+    tensors[name] = nil
+  end
+  for name in pairs(tensors) do table.insert(problems, "  " .. name .. " is not in this run") end
+  if #problems > 0 then
+    table.sort(problems)
+    fail("%s does not fit this run:\n%s", path, table.concat(problems, "\n"))
+  end
+  return targets, values
+end
+
+--- Brings a trainer to the state of a checkpoint, exactly. Errors name what does not fit, or that
+--- the file is damaged; nothing has changed then.
 function checkpoint.resume(trainer, path)
   path = locate(path)
   local tensors, metadata = rille.load(path)
   local record = read_record(path, metadata)
-  if record.optimizer ~= trainer.optimizer.name then
-    error(("%s was written with the optimizer %s, this run has %s"):format(path, record.optimizer,
-      trainer.optimizer.name), 0)
+  local optimizer = trainer.optimizer
+  if record.optimizer ~= optimizer.name then
+    fail("%s was written with the optimizer %s, this run has %s", path, record.optimizer,
+      optimizer.name)
   end
-  local problems, copies = {}, {}
-  local steps_done = trainer.optimizer.steps_done
-  trainer.optimizer.steps_done = record.optimizer_steps -- decides which state there is
-  for _, entry in ipairs(all_tensors(trainer)) do
-    local value = tensors[entry[1]]
-    local want = table.concat({ entry[2]:shape() }, ", ")
-    local have = value and table.concat({ value:shape() }, ", ")
-    if want == have then
-      table.insert(copies, { entry[2], value })
-    else
-      table.insert(problems, ("  %s [%s] %s"):format(entry[1], want,
-        value and "is [" .. have .. "] in the file" or "is missing"))
-    end
-    tensors[entry[1]] = nil
+  local steps_done = optimizer.steps_done
+  optimizer.steps_done = record.optimizer_steps -- decides which state there is
+  local ok, targets, values = pcall(match, trainer, path, tensors)
+  if not ok then
+    optimizer.steps_done = steps_done
+    error(targets, 0)
   end
-  for name in pairs(tensors) do table.insert(problems, "  " .. name .. " is not in this run") end
-  if #problems > 0 then
-    trainer.optimizer.steps_done = steps_done
-    table.sort(problems)
-    error(("%s does not fit this run:\n%s"):format(path, table.concat(problems, "\n")), 0)
+  local digest = digest_of(values)
+  if digest ~= record.digest then
+    optimizer.steps_done = steps_done
+    fail("%s is damaged: its tensors have the digest %s, its record says %s", path, digest,
+      record.digest)
   end
   rille.no_grad(function()
-    for _, pair in ipairs(copies) do pair[1]:copy_(pair[2]) end
+    for i, target in ipairs(targets) do target:copy_(values[i]) end
   end)
   trainer.step_count, trainer.samples_seen = record.step, record.samples_seen
-  trainer.optimizer.steps_done = record.optimizer_steps
   rille.random_state(record.random)
-  if trainer:fingerprint() ~= record.fingerprint then
-    error(("%s: the weights' fingerprint is %s, the checkpoint says %s"):format(path,
-      trainer:fingerprint(), record.fingerprint), 0)
-  end
   trainer.checkpoints = { path }
   return record.step
 end

@@ -12,6 +12,7 @@
 local rille = require "rille"
 local core = rille.core
 local fail = require "rille.fail"
+local known = require "rille.known"
 
 local data = {}
 
@@ -33,15 +34,9 @@ local function read_options(where, given, defaults, names)
   end
   local o = {}
   for key, value in pairs(defaults) do o[key] = value end
+  known(where, given, names)
   for key, value in pairs(given) do
-    if type(key) == "string" then
-      local known = false
-      for _, name in ipairs(names) do known = known or name == key end
-      if not known then
-        fail("%s has no option %q%s", where, key, rille.did_you_mean(key, names))
-      end
-      o[key] = value
-    end
+    if type(key) == "string" then o[key] = value end
   end
   o.path = given[1]
   if type(o.path) ~= "string" then
@@ -311,11 +306,7 @@ end
 ---@param given table
 ---@return rille.Loader
 function data.fixed(given)
-  for key in pairs(given) do
-    if type(key) == "string" and key ~= "seed" and key ~= "shuffled" then
-      fail("data.fixed has no option %q%s", key, rille.did_you_mean(key, { "seed", "shuffled" }))
-    end
-  end
+  known("data.fixed", given, { "seed", "shuffled" })
   local list = type(given[1]) == "table" and given[1] or given
   check_tensors("data.fixed", list)
   local n = list[1]:size(0)

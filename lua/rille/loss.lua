@@ -9,6 +9,7 @@
 --   reduction       "sum": not divided at all
 local rille = require "rille"
 local nn = require "rille.nn"
+local known = require "rille.known"
 
 local Loss = {}
 Loss.__index = Loss
@@ -19,19 +20,14 @@ function Loss:__call(...)
 end
 
 local function define(name, defaults, run, count)
+  local names = {}
+  for key in pairs(defaults) do table.insert(names, key) end
+  table.sort(names)
   local function make(given)
     local options = {}
     for key, value in pairs(defaults) do options[key] = value end
-    for key, value in pairs(given or {}) do
-      if defaults[key] == nil then
-        local names = {}
-        for known in pairs(defaults) do table.insert(names, known) end
-        table.sort(names)
-        error(("nn.%s has no option %q%s"):format(name, tostring(key),
-          rille.did_you_mean(tostring(key), names)), 3)
-      end
-      options[key] = value
-    end
+    if given then known("nn." .. name, given, names) end
+    for key, value in pairs(given or {}) do options[key] = value end
     if options.reduction ~= "mean" and options.reduction ~= "sum" then
       error(("nn.%s: reduction is %q, valid are mean and sum"):format(name,
         tostring(options.reduction)), 3)

@@ -14,6 +14,7 @@
 local rille = require "rille"
 local core = rille.core
 local fail = require "rille.fail"
+local known = require "rille.known"
 
 local FILE = "metrics.jsonl"
 local REDRAW_SECONDS = 0.05 -- of the line in place
@@ -191,14 +192,7 @@ end
 local option_names = { "dir", "total", "every", "resumed", "layout", "peak_flops", "out" }
 
 local function check_options(o)
-  for key in pairs(o) do
-    local known = false
-    for _, name in ipairs(option_names) do known = known or name == key end
-    if not known then
-      fail("Metrics has no option %q%s", tostring(key),
-        rille.did_you_mean(tostring(key), option_names))
-    end
-  end
+  known("Metrics", o, option_names)
   if o.every ~= nil and (math.type(o.every) ~= "integer" or o.every < 0) then
     fail("Metrics: every must be a number of steps (0: no lines), got %s", tostring(o.every))
   end

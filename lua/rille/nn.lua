@@ -14,6 +14,7 @@
 
 local rille = require "rille"
 local core = rille.core
+local known = require "rille.known"
 
 ---@class rille.nn
 local nn = {}
@@ -53,8 +54,8 @@ end
 local function forget(module, name)
   if module._items[name] == nil then return end
   module._items[name] = nil
-  for i, known in ipairs(module._order) do
-    if known == name then return table.remove(module._order, i) end
+  for i, present in ipairs(module._order) do
+    if present == name then return table.remove(module._order, i) end
   end
 end
 
@@ -300,10 +301,10 @@ function Module:load_state_dict(state, options)
   for key, value in pairs(state) do
     if type(key) == "number" then source[value[1]] = value[2] else source[key] = value end
   end
-  local problems, known, copies = {}, {}, {}
+  local problems, expected, copies = {}, {}, {}
   for _, entry in ipairs(self:state_dict()) do
     local name, target = entry[1], entry[2]
-    known[name] = true
+    expected[name] = true
     local value = source[name]
     if not value then
       table.insert(problems, ("  %s %s is missing"):format(name, shape_text(target)))
@@ -316,7 +317,7 @@ function Module:load_state_dict(state, options)
   end
   local extra = {}
   for name in pairs(source) do
-    if not known[name] then table.insert(extra, name) end
+    if not expected[name] then table.insert(extra, name) end
   end
   table.sort(extra)
   for _, name in ipairs(extra) do
@@ -483,17 +484,13 @@ function nn.arguments(class, given, names, defaults)
     error(("%s takes %s, got %d values"):format(class, table.concat(names, ", "), #list), 4)
   end
   for i, value in ipairs(list) do out[names[i]] = value end
-  for key, value in pairs(options or {}) do
-    if type(key) == "string" then
-      local known = defaults[key] ~= nil
-      for _, name in ipairs(names) do known = known or name == key end
-      if not known then
-        local all = table.move(names, 1, #names, 1, {})
-        for name in pairs(defaults) do table.insert(all, name) end
-        table.sort(all)
-        error(("%s has no option %q%s"):format(class, key, rille.did_you_mean(key, all)), 4)
-      end
-      out[key] = value
+  if options then
+    local all = table.move(names, 1, #names, 1, {})
+    for name in pairs(defaults) do table.insert(all, name) end
+    table.sort(all)
+    known(class, options, all)
+    for key, value in pairs(options) do
+      if type(key) == "string" then out[key] = value end
     end
   end
   for _, name in ipairs(names) do

@@ -5,6 +5,7 @@
 -- becomes one flat set that is updated in one pass.
 local rille = require "rille"
 local core = rille.core
+local known = require "rille.known"
 
 local optim = {}
 
@@ -46,15 +47,6 @@ local function names_of(t)
   return names
 end
 
-local function check_options(where, given, known)
-  for key in pairs(given) do
-    if type(key) == "string" and known[key] == nil then
-      error(("%s has no option %q%s"):format(where, key,
-        rille.did_you_mean(key, names_of(known))), 0)
-    end
-  end
-end
-
 --- A schedule: "cosine", or {"cosine", warmup = 100, total = 1000, min = 0.1}, or a function(step)
 --- -> factor.
 --- total defaults to the trainer's number of steps.
@@ -68,18 +60,18 @@ function optim.schedule(spec)
       table.concat(names_of(schedules), ", ")), 0)
   end
   local o = { warmup = 0, total = 0, min = 0, decay = 0.2 }
-  check_options("schedule " .. name, spec, o)
+  known("schedule " .. name, spec, names_of(o))
   for key in pairs(o) do
     if spec[key] ~= nil then o[key] = spec[key] end
   end
   local needs_total = name ~= "constant"
   return function(step, total)
-    local known = { warmup = o.warmup, min = o.min, decay = o.decay,
+    local all = { warmup = o.warmup, min = o.min, decay = o.decay,
       total = o.total > 0 and o.total or total or 0 }
-    if needs_total and known.total <= 0 then
+    if needs_total and all.total <= 0 then
       error(("schedule %s needs total = the number of steps"):format(name), 0)
     end
-    return shape(step, known)
+    return shape(step, all)
   end
 end
 
@@ -169,9 +161,9 @@ function optim.new(named, spec)
       table.concat(names_of(kinds), ", "),
       rille.did_you_mean(tostring(spec[1]), names_of(kinds))), 0)
   end
-  local known = { clip = true, clip_norm = true, schedule = true, groups = true }
-  for key in pairs(kind.defaults) do known[key] = true end
-  check_options(spec[1], spec, known)
+  local names = names_of(kind.defaults)
+  table.move({ "clip", "clip_norm", "groups", "schedule" }, 1, 4, #names + 1, names)
+  known(spec[1], spec, names)
   local o = {}
   for key, value in pairs(kind.defaults) do
     if spec[key] ~= nil then o[key] = spec[key] else o[key] = value end

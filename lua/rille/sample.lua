@@ -3,6 +3,7 @@ local rille = require "rille"
 local core = rille.core
 local nn = require "rille.nn"
 local fail = require "rille.fail"
+local known = require "rille.known"
 
 local sample = {}
 
@@ -20,14 +21,8 @@ local function is_count(value) return math.type(value) == "integer" and value >=
 local function read_options(given)
   local o = {}
   for key, value in pairs(defaults) do o[key] = value end
-  for key, value in pairs(given or {}) do
-    local known = false
-    for _, name in ipairs(names) do known = known or name == key end
-    if not known then
-      fail("sample has no option %q%s", tostring(key), rille.did_you_mean(tostring(key), names))
-    end
-    o[key] = value
-  end
+  if given then known("sample", given, names) end
+  for key, value in pairs(given or {}) do o[key] = value end
   local t, p = tonumber(o.temperature) or -1, tonumber(o.top_p) or -1
   check_range(o, "temperature", t >= 0 and t < math.huge, "a number from 0 (the likeliest) on")
   check_range(o, "top_p", p > 0 and p <= 1, "a number above 0 and up to 1 (all)")

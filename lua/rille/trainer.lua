@@ -13,6 +13,8 @@ local core = rille.core
 local nn = require "rille.nn"
 local optim = require "rille.optim"
 local checkpoint = require "rille.checkpoint"
+local fail = require "rille.fail"
+local known = require "rille.known"
 
 ---@class rille.Trainer
 local Trainer = {}
@@ -20,29 +22,13 @@ Trainer.__index = Trainer
 
 local trainer = {}
 
-local known_options = {
-  model = true, loss = true, optimizer = true, batch = true, parallel = true, recompute = true,
-  seed = true, out = true, log = true, checkpoint = true, nonfinite = true, steps = true,
-  fingerprint = true, vocab = true,
+local option_names = {
+  "batch", "checkpoint", "fingerprint", "log", "loss", "model", "nonfinite", "optimizer", "out",
+  "parallel", "recompute", "seed", "steps",
 }
 
-local function fail(words, ...) error(words:format(...), 0) end
-
--- Refuses keys that are not known, with the nearest that is.
-local function check_keys(what, given, known)
-  if type(given) ~= "table" then fail("%s takes a table of options, got %s", what, type(given)) end
-  for key in pairs(given) do
-    if not known[key] then
-      local names = {}
-      for name in pairs(known) do table.insert(names, tostring(name)) end
-      table.sort(names)
-      fail("%s has no option %q%s", what, tostring(key), rille.did_you_mean(tostring(key), names))
-    end
-  end
-end
-
 local function check_batch(batch)
-  check_keys("Trainer: batch", batch, { global = true, micro = true, [1] = true, [2] = true })
+  known("Trainer: batch", batch, { "global", "micro" })
   local global = batch.global or batch[1]
   local micro = batch.micro or batch[2] or global
   if math.type(global) ~= "integer" or global < 1 then
@@ -80,7 +66,7 @@ end
 ---   fingerprint put the weights' fingerprint into metrics every so many steps (default 0: never)
 ---@return rille.Trainer
 function Trainer.new(options)
-  check_keys("Trainer", options, known_options)
+  known("Trainer", options, option_names)
   for _, name in ipairs { "model", "loss", "optimizer", "batch" } do
     if options[name] == nil then fail("Trainer needs %s", name) end
   end

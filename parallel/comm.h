@@ -1,0 +1,182 @@
+// comm - messages and collectives between the ranks of a group.
+//
+// A transport is a table of functions. `self` (one rank) is built in; MPI comes as a plugin,
+// rille_mpi_<impl>.so, opened when a launcher started us. Nothing progresses by itself: comm_poll
+// moves everything on, and runs from core's poll hook between kernels and between row blocks.
+//
+//     comm_send/recv ---> CommRequest ---> comm_test ... done      (the buffer is free again)
+//
+// Collectives are built here on send and receive, in rank order, so that every rank gets the same
+// bits on every run, and a sum of slices equals the sum of the whole; a transport may bring its
+// own.
+//
+// Invariants:
+//  1. Messages of one (sender, receiver, channel) arrive in the order in which they were sent.
+//  2. A buffer belongs to the transport until its request is done.
+//  3. A sum is taken in rank order, in f32 for f32 and bf16, in f64 for f64: the same bits on all
+//     ranks.
+//  4. Every rank of a group calls the same collectives in the same order.
+#ifndef RILLE_PARALLEL_COMM_H
+#define RILLE_PARALLEL_COMM_H
+
+#include "core/device.h"
+#include "core/dtype.h"
+#include "core/status.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct Comm Comm;
+typedef struct CommRequest CommRequest;       // a message under way
+typedef struct CommCollective CommCollective; // a collective under way
+
+// Channels keep kinds of messages apart; each is ordered for itself.
+enum {
+  CHANNEL_HEADER,  // of a pipeline: what comes next
+  CHANNEL_PAYLOAD, // ... the tensors
+  CHANNEL_GROUP,   // collectives
+  CHANNEL_CONTROL, // heart-beats, notices of leaving
+  CHANNELS
+};
+
+// What a sum is taken with.
+typedef enum CommReduce { REDUCE_SUM, REDUCE_MAX } CommReduce;
+
+typedef struct CommVtable {
+  const char *name;
+  // Starts a message of `bytes` (any size: cut into pieces below 2^31 elements) after what is in
+  // `stream` now. Errors: ECOMM.
+  Status (*send)(Comm *comm, int peer, int channel, const void *data, size_t bytes, Stream *stream,
+                 CommRequest **out);
+  Status (*recv)(Comm *comm, int peer, int channel, void *data, size_t bytes, Stream *stream,
+                 CommRequest **out);
+  // Moves everything on; *done says whether this request is. A done request is gone.
+  Status (*test)(Comm *comm, CommRequest *request, bool *done);
+  // Moves everything on. Short; never blocks; does not allocate.
+  void (*poll)(Comm *comm);
+  // A group of the ranks with the same colour, ordered by key, then rank. Every rank calls it.
+  // colour < 0: in no group, *out is NULL.
+  Status (*split)(Comm *comm, int colour, int key, Comm **out);
+  void (*free)(Comm *comm);
+  // Ends the whole job at once, with this exit code. Does not return.
+  void (*abort)(Comm *comm, int code);
+  // Optional: of the transport's own (NULL: built on send and recv).
+  Status (*all_reduce)(Comm *comm, void *data, int64_t count, DType dtype, CommReduce how,
+                       Stream *stream, CommRequest **out);
+} CommVtable;
+
+struct Comm {
+  const CommVtable *vtable;
+  int rank, size;
+  void *transport; // of the vtable
+};
+
+// What a plugin exports under the name rille_transport: opens the world. argc and argv may be NULL.
+typedef struct CommTransport {
+  const char *name; // "openmpi"
+  Status (*open)(Comm **world);
+  void (*close)(Comm *world); // every rank calls it, after its last message
+} CommTransport;
+
+// ---- the world -------------------------------------------------------------------------------
+
+// What the launcher's variables say: which launcher, how many ranks, which one this is, and how
+// many share this node.
+typedef struct Launch {
+  const char *launcher; // "openmpi", "mpich", "slurm"; NULL: none
+  const char *plugin;   // "openmpi" or "mpich"; NULL: none
+  int rank, world, local_rank, local_world;
+} Launch;
+void launch_read(Launch *out);
+
+// The world: of the launcher that started us, or of one rank. Errors: ECOMM, with what to do: the
+// plugin is missing, the launcher says 8 and MPI says 1 (the other MPI's launcher), ...
+Status comm_world(Comm **out);
+// The end: leaves in order. Other ranks that still wait for this one learn that it has left.
+void comm_world_close(Comm *world);
+
+// A group of this rank alone, without a transport.
+Status comm_self(Comm **out);
+
+Status comm_split(Comm *comm, int colour, int key, Comm **out);
+void comm_free(Comm *comm);
+
+// ---- messages --------------------------------------------------------------------------------
+
+Status comm_send(Comm *comm, int peer, int channel, const void *data, size_t bytes, Stream *stream,
+                 CommRequest **out);
+Status comm_recv(Comm *comm, int peer, int channel, void *data, size_t bytes, Stream *stream,
+                 CommRequest **out);
+Status comm_test(Comm *comm, CommRequest *request, bool *done);
+// Waits; meanwhile everything moves on, and the failure checks of comm_waiting run.
+Status comm_wait(Comm *comm, CommRequest *request);
+
+// Moves every group of this process on; what the poll hook calls.
+void comm_poll(void);
+
+// ---- waiting, and what can go wrong meanwhile ------------------------------------------------
+
+// One turn of a loop that waits for rank `peer` of the group (-1: for any or all): moves everything
+// on, yields the core where ranks share it, answers and asks for signs of life.
+// `what` says what for, in words ("2F0", "the gradient norm"); `since` when the waiting began.
+// Errors: ECOMM: the peer has left the script, or gave no sign of life for the stall time-out.
+Status comm_waiting(Comm *comm, int peer, const char *what, double since);
+
+// Says what this rank is doing, for the reports of others and of the watchdog; `what` is copied
+// (at most 47 characters). Counts as a sign of life.
+void comm_doing(const char *what);
+
+// Seconds without a sign of life after which a peer counts as stalled; default 300.
+void comm_stall_timeout(double seconds);
+
+// Reports the recorded failure as the cause, once, with node, rank and coordinates, and ends the
+// job with `code`. In a world of one rank: returns.
+void comm_fatal(Comm *comm, int code);
+
+// ---- collectives -----------------------------------------------------------------------------
+// All of them are collective over the group and return when this rank's part is done; while they
+// wait, everything moves on.
+
+Status comm_barrier(Comm *comm);
+// data[bytes] of rank `root` to all.
+Status comm_broadcast(Comm *comm, int root, void *data, size_t bytes);
+// out[size][bytes]: everyone's in[bytes].
+Status comm_all_gather(Comm *comm, const void *in, void *out, size_t bytes);
+// out[bytes_of[0]], out[bytes_of[1]] ...: parts of different sizes; bytes_of[size] is known to all.
+Status comm_all_gather_v(Comm *comm, const void *in, void *out, const int64_t *bytes_of);
+// out[count]: the rank'th slice of the sum over ranks of in[size][count].
+Status comm_reduce_scatter(Comm *comm, const void *in, void *out, int64_t count, DType dtype);
+// data[count]: the sum (or maximum) over ranks, the same bits everywhere (inv. 3).
+Status comm_all_reduce(Comm *comm, void *data, int64_t count, DType dtype, CommReduce how);
+// out[size][bytes]: the rank'th block of everyone's in[size][bytes].
+Status comm_all_to_all(Comm *comm, const void *in, void *out, size_t bytes);
+
+// The same sum, under way: start, test until done. Buffers from `pool` are accounted as
+// communication. A done collective is gone.
+Status comm_all_reduce_start(Comm *comm, Pool *pool, void *data, int64_t count, DType dtype,
+                             CommReduce how, CommCollective **out);
+Status comm_collective_test(CommCollective *collective, bool *done);
+Status comm_collective_wait(CommCollective *collective, const char *what);
+
+// Whether all ranks have the same list of lines; else ECOMM on every rank, with the first line that
+// differs and who has which: "rank 5 has h.3.mlp where rank 0 has h.3.attn".
+Status comm_agree(Comm *comm, const char *const *lines, int count);
+
+// The least, over ranks, of a small number: what all are willing to do.
+Status comm_all_min(Comm *comm, int64_t *value);
+
+// ---- clocks ----------------------------------------------------------------------------------
+
+// Measures how far the clocks of the ranks are from rank 0's, by round trips: offset[size] seconds
+// to be added to a rank's clock_now to get rank 0's, error[size] at most this wrong. On all ranks.
+Status comm_align_clocks(Comm *comm, double *offset, double *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -74,6 +74,10 @@ struct Comm {
   const CommVtable *vtable;
   int rank, size;
   void *transport; // of the vtable
+  // Called by comm_poll after this group has moved on (NULL: nothing): a pipeline's channels answer
+  // a header with the receive of what it announces. Must not fail, must not wait.
+  void (*on_poll)(void *user);
+  void *poll_user;
 };
 
 // What a plugin exports under the name rille_transport: opens the world. argc and argv may be NULL.

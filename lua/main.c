@@ -1,5 +1,6 @@
 // main - the program `rille`: scripts, one-liners, the prompt, and small tools.
 #include "lua/runner.h"
+#include "lua/sched_bind.h"
 
 #include "core/memory.h"
 #include "ops/ops.h"
@@ -27,7 +28,7 @@ static const char usage[] =
     "rille -e CODE [argument...]     run CODE and print what it returns\n"
     "rille -i [script.lua]           run the script, then the prompt\n"
     "rille info                      devices, libraries, versions\n"
-    "rille schedule NAME ...         draw, check and simulate a pipeline schedule\n"
+    "rille schedule NAME|x.lua ...   draw, check and simulate a pipeline schedule\n"
     "rille --version, rille --help\n"
     "\n"
     "Exit codes: 0 ok, 1 error, 2 wrong usage, 3 non-finite loss, 75 stopped with a checkpoint.\n"
@@ -120,6 +121,19 @@ static int info(lua_State *L) {
   return 0;
 }
 
+// `rille schedule`: needs a Lua state only for schedules that are scripts.
+static int schedule_tool(int argc, char **argv) {
+  bool has_script = false;
+  for (int i = 2; i < argc; i++) {
+    size_t length = strlen(argv[i]);
+    has_script = has_script || (length > 4 && strcmp(argv[i] + length - 4, ".lua") == 0);
+  }
+  lua_State *L = has_script ? runner_new(argv[0]) : NULL;
+  int code = sched_main(argc - 1, argv + 1, stdout, stderr, L ? sched_load_script : NULL, L);
+  if (L) lua_close(L);
+  return code;
+}
+
 typedef struct Start {
   int argc;
   char **argv;
@@ -154,8 +168,7 @@ int main(int argc, char **argv) {
     printf("rille %s\n", RILLE_VERSION);
     return 0;
   }
-  if (argc > 1 && strcmp(argv[1], "schedule") == 0)
-    return sched_main(argc - 1, argv + 1, stdout, stderr);
+  if (argc > 1 && strcmp(argv[1], "schedule") == 0) return schedule_tool(argc, argv);
   lua_State *L = runner_new(argv[0]);
   if (!L) {
     fprintf(stderr, "rille: not enough memory to start\n");

@@ -358,6 +358,10 @@ void sched_print_report(const SchedOut *out, const Sched *sched, const SchedRepo
 // One action in torch.distributed.pipelining's form. Needs the row for pairs: index of its marker.
 void sched_print_action(const SchedOut *out, Action action);
 
+// The action at `index` of a row, or the pair that its marker begins, as one cell. Returns how many
+// actions that are.
+int sched_print_cell(const SchedOut *out, const SchedRow *row, int index);
+
 // A row a rank, a cell an action.
 void sched_print_csv(const SchedOut *out, const Sched *sched);
 

@@ -21,6 +21,8 @@ typedef struct Options {
   double F, I, W, overlap, hop;
   Format format;
   bool explain, list, help;
+  SchedLoad load; // for scripts
+  void *load_user;
 } Options;
 
 // X(option, value, help)
@@ -58,10 +60,11 @@ static int usage(FILE *err, const char *format, ...) {
 }
 
 static void print_help(FILE *out) {
-  fputs(
-      "rille schedule NAME -p P [-v V] -m M [options]: draw, check and simulate a pipeline\n"
-      "schedule. NAME is one of --list, or a CSV file with a row a rank (then no -p, -v, -m).\n\n",
-      out);
+  fputs("rille schedule NAME -p P [-v V] -m M [options]: draw, check and simulate a pipeline\n"
+        "schedule. NAME is one of --list; a script x.lua that returns a rille.schedule{...}; or a "
+        "CSV\n"
+        "file with a row a rank (then no -p, -v, -m).\n\n",
+        out);
   for (int i = 0; i < OPTIONS; i++) {
     char left[32];
     snprintf(left, sizeof left, "%s %s", option_table[i].name,
@@ -188,9 +191,9 @@ static int parse(int argc, char **argv, FILE *err, Options *options) {
 
 // ---- the schedule ----------------------------------------------------------------------------
 
-static bool is_file(const char *name) {
-  size_t length = strlen(name);
-  return length > 4 && strcmp(name + length - 4, ".csv") == 0;
+static bool is_file(const char *name, const char *end) {
+  size_t length = strlen(name), n = strlen(end);
+  return length > n && strcmp(name + length - n, end) == 0;
 }
 
 static int read_file(SchedArena *arena, const Options *options, FILE *err, Sched **out) {
@@ -219,15 +222,17 @@ static int read_file(SchedArena *arena, const Options *options, FILE *err, Sched
 
 static int make_schedule(SchedArena *arena, const Options *options, FILE *err, Sched **out) {
   if (!options->name) return usage(err, "which schedule? rille schedule --list says what there is");
-  if (is_file(options->name)) return read_file(arena, options, err, out);
+  if (is_file(options->name, ".csv")) return read_file(arena, options, err, out);
+  bool is_script = options->load && is_file(options->name, ".lua");
   const SchedType *type = sched_find(options->name);
-  if (!type)
+  if (!type && !is_script)
     return usage(err, "unknown schedule %s; did you mean %s? --list says what there is",
                  options->name, sched_nearest(options->name));
   if (!options->p) return usage(err, "-p is missing: -p P, ranks of the pipeline, from 1");
   if (!options->m) return usage(err, "-m is missing: -m M, microbatches, from 1");
   SchedCase sizes = {
       .ranks = options->p, .chunks = options->v, .mbs = options->m, .group = options->group};
+  if (is_script) return options->load(options->load_user, options->name, &sizes, out, err);
   Status status = sched_generate(arena, out, type, &sizes);
   if (status == ST_OK) return 0;
   fprintf(err, "rille schedule: %s\n", arena->message);
@@ -299,9 +304,13 @@ static Status show(SchedArena *arena, const Options *options, const Sched *sched
   costs.hop = options->hop;
   SchedSim *sim;
   SchedReport *report;
-  Sched *lowered;
+  Sched *own;
+  const Sched *lowered = sched; // as it is, if the messages are in the lists already
   TRY(sched_simulate(arena, &sim, sched, &costs));
-  TRY(sched_lower(arena, &lowered, sched, &costs));
+  if (!sched->lowered) {
+    TRY(sched_lower(arena, &own, sched, &costs));
+    lowered = own;
+  }
   TRY(sched_check(arena, &report, lowered));
   if (report->broken) return sched_fail(arena, ST_EVALUE, "%s", report->message);
   SchedTerminal terminal = terminal_of(file);
@@ -352,8 +361,8 @@ static int run(SchedArena *arena, const Options *options, FILE *out, FILE *err) 
   return 1;
 }
 
-int sched_main(int argc, char **argv, FILE *out, FILE *err) {
-  Options options = {.F = 1, .I = 1, .W = 1, .overlap = -1};
+int sched_main(int argc, char **argv, FILE *out, FILE *err, SchedLoad load, void *user) {
+  Options options = {.F = 1, .I = 1, .W = 1, .overlap = -1, .load = load, .load_user = user};
   int code = parse(argc, argv, err, &options);
   if (code) return code;
   if (options.help || options.list) {

@@ -17,8 +17,7 @@ void sched_print_action(const SchedOut *out, Action action) {
   if (action.peer >= 0 && !is_neighbour) sched_print(out, ":%d", action.peer);
 }
 
-// A cell, which may be a pair. Returns the number of actions in it.
-static int print_cell(const SchedOut *out, const SchedRow *row, int index) {
+int sched_print_cell(const SchedOut *out, const SchedRow *row, int index) {
   const Action *action = row->action + index;
   if (action->kind != ACTION_OVERLAP_F_B || index + 2 >= row->count) {
     sched_print_action(out, *action);
@@ -36,7 +35,7 @@ void sched_print_csv(const SchedOut *out, const Sched *sched) {
   for (int rank = 0; rank < sched->ranks; rank++) {
     for (int i = 0; i < sched->row[rank].count;) {
       if (i > 0) sched_print(out, ",");
-      i += print_cell(out, &sched->row[rank], i);
+      i += sched_print_cell(out, &sched->row[rank], i);
     }
     sched_print(out, "\n");
   }

@@ -420,7 +420,7 @@ static int schedule(const char *words) {
   memset(err_text, 0, sizeof err_text);
   FILE *out = tmpfile(), *err = tmpfile();
   ck_assert(out && err);
-  int code = sched_main(argc, argv, out, err);
+  int code = sched_main(argc, argv, out, err, NULL, NULL);
   rewind(out), rewind(err);
   ck_assert_uint_lt(fread(out_text, 1, sizeof out_text, out), sizeof out_text);
   ck_assert_uint_lt(fread(err_text, 1, sizeof err_text, err), sizeof err_text);

@@ -11,6 +11,7 @@ local homes <const> = {
   gradcheck = "rille.gradcheck", options = "rille.cli", did_you_mean = "rille.cli",
   sample = "rille.sample", Metrics = "rille.metrics", load = "rille.state", save = "rille.state",
   cross_entropy = "rille.loss", mse = "rille.loss",
+  schedule = "rille.schedule", schedule_from = "rille.schedule", schedules = "rille.schedule",
 }
 
 setmetatable(rille, {

@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "core/status.h"
 
@@ -37,6 +38,15 @@ size_t dtype_size(DType dtype);
 // f32, f64 and bf16: the types that carry gradients.
 static inline bool dtype_is_float(DType dtype) {
   return dtype == DT_F32 || dtype == DT_F64 || dtype == DT_BF16;
+}
+
+// A real number as an integer, everywhere the same: toward zero, the nearest end of the range for
+// what does not fit, 0 for NaN. i32 and u8 keep the low bits of that.
+static inline int64_t real_to_int64(double value) {
+  if (value != value) return 0;
+  if (value >= 9223372036854775807.0) return INT64_MAX;
+  if (value <= -9223372036854775808.0) return INT64_MIN;
+  return (int64_t)value;
 }
 
 // "f32", "bf16", ...: the name that users see.

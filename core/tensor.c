@@ -129,9 +129,9 @@ static void store(void *to, DType dtype, double value) {
   case DT_F32: *(float *)to = (float)value; break;
   case DT_F64: *(double *)to = value; break;
   case DT_BF16: *(uint16_t *)to = bf16_narrow((float)value); break;
-  case DT_I64: *(int64_t *)to = (int64_t)value; break;
-  case DT_I32: *(int32_t *)to = (int32_t)value; break;
-  case DT_U8: *(uint8_t *)to = (uint8_t)value; break;
+  case DT_I64: *(int64_t *)to = real_to_int64(value); break;
+  case DT_I32: *(int32_t *)to = (int32_t)real_to_int64(value); break;
+  case DT_U8: *(uint8_t *)to = (uint8_t)real_to_int64(value); break;
   case DT_BOOL: *(uint8_t *)to = value != 0; break;
   }
 }

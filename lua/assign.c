@@ -88,6 +88,19 @@ Status tensor_assign(Ctx *ctx, Tensor *target, Tensor *source) {
   return status;
 }
 
+Status assign_value(lua_State *L, Rille *r, int index, Tensor *target) {
+  if (target->dtype != DT_I64 || !lua_isinteger(L, index)) {
+    double value = lua_isboolean(L, index) ? lua_toboolean(L, index) : lua_tonumber(L, index);
+    return tensor_assign_number(r->ctx, target, value);
+  }
+  Tensor *number;
+  int64_t exact = lua_tointeger(L, index);
+  TRY(tensor_from_data(r->ctx, DT_I64, 0, NULL, &exact, &number));
+  Status status = tensor_assign(r->ctx, target, number);
+  tensor_release(r->ctx, number);
+  return status;
+}
+
 Status tensor_assign_number(Ctx *ctx, Tensor *target, double value) {
   Tensor *number;
   TRY(tensor_scalar(ctx, target->dtype, value, &number));

@@ -143,6 +143,11 @@ void push_owned(lua_State *L, Rille *r, Tensor *owned);
 // Pushes *result, or raises.
 int push_result(lua_State *L, Rille *r, Status status, Tensor **result);
 
+// Raise an error "<what> must be ..., got ..." unless the value is of the kind.
+const char *string_check(lua_State *L, Rille *r, int index, const char *what);
+double number_check(lua_State *L, Rille *r, int index, const char *what);
+void table_check(lua_State *L, Rille *r, int index, const char *what);
+void callable_check(lua_State *L, Rille *r, int index, const char *what);
 DType dtype_check(lua_State *L, Rille *r, int index);
 int64_t integer_check(lua_State *L, Rille *r, int index, const char *what);
 
@@ -198,6 +203,8 @@ void push_element(lua_State *L, const Tensor *t, int64_t at);
 // target[...] = source, with broadcasting and conversion, for any strides. Errors: ESHAPE, ESTATE.
 Status tensor_assign(Ctx *ctx, Tensor *target, Tensor *source);
 Status tensor_assign_number(Ctx *ctx, Tensor *target, double value);
+// The number or boolean at a stack index; i64 takes integers exactly.
+Status assign_value(lua_State *L, Rille *r, int index, Tensor *target);
 
 #ifdef __cplusplus
 }

@@ -18,6 +18,7 @@
 #include "core/tape.h"
 #include "core/weights.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -42,6 +43,7 @@ typedef struct Checkpoint {
   uint64_t draws, sequence;
   const char *module;
   int outs[OP_MAX_OUT]; // positions among the results
+  TensorSpec specs[OP_MAX_OUT];
 } Checkpoint;
 
 static void forget_seen(Checkpoint *cp) {
@@ -137,6 +139,25 @@ typedef struct Replay {
   Tensor *outs[OP_MAX_OUT]; // borrowed from the Lua stack
 } Replay;
 
+// Result i of the second forward is what the first one gave.
+static void check_replayed(lua_State *L, const Checkpoint *cp, int i, Tensor *t) {
+  const TensorSpec *first = &cp->specs[i];
+  if (t && t->dtype == first->dtype && t->ndim == first->ndim &&
+      same_shape(t->ndim, t->shape, first->shape))
+    return;
+  char shape[128], words[128];
+  format_shape(shape, sizeof shape, first->ndim, first->shape);
+  if (t)
+    format_tensor(words, sizeof words, t);
+  else
+    snprintf(words, sizeof words, "a %s", luaL_typename(L, 3 + cp->outs[i]));
+  raise_value(L, cp->r,
+              "checkpoint: result %d of the second forward is %s, the first forward gave %s%s\nthe "
+              "function must compute the same both times: what it depends on besides its arguments "
+              "has changed",
+              cp->outs[i] + 1, words, dtype_name(first->dtype), shape);
+}
+
 // Runs under pcall: pushes function and arguments, calls, leaves the results on the stack.
 static int replay_call(lua_State *L) {
   Replay *replay = lua_touserdata(L, 1);
@@ -147,7 +168,7 @@ static int replay_call(lua_State *L) {
   lua_call(L, cp->n_args, LUA_MULTRET);
   for (int i = 0; i < cp->n_outs; i++) {
     Tensor *t = tensor_at(L, cp->r, 3 + cp->outs[i]);
-    if (!t) luaL_error(L, "checkpoint: the second forward returned other values than the first");
+    check_replayed(L, cp, i, t);
     replay->outs[i] = t;
   }
   return lua_gettop(L) - 2;
@@ -287,6 +308,7 @@ static void choose_outputs(lua_State *L, Rille *r, Checkpoint *cp, int top, Tens
       t = alias;
     }
     cp->outs[cp->n_outs] = i - 2;
+    tensor_spec(t, &cp->specs[cp->n_outs]);
     outs[cp->n_outs++] = t;
   }
 }
@@ -333,7 +355,7 @@ static void begin(lua_State *L, Rille *r, RegionGuard *g) {
 static int checkpoint(lua_State *L) {
   Rille *r = binding_of(L);
   Ctx *ctx = r->ctx;
-  luaL_checkany(L, 1);
+  callable_check(L, r, 1, "checkpoint: the first argument");
   r->n_calls += CALLS_A_REGION;
   if (!ctx->grad_enabled) {
     lua_call(L, lua_gettop(L) - 1, LUA_MULTRET);

@@ -131,7 +131,7 @@ static void leave(Rille *r) {
 
 static int module_enter(lua_State *L) {
   Rille *r = binding_of(L);
-  enter(L, r, luaL_checkstring(L, 1));
+  enter(L, r, string_check(L, r, 1, "module_enter: path"));
   return 0;
 }
 
@@ -148,7 +148,7 @@ static int close_module(lua_State *L) {
 // module_call(path, fn, ...): fn runs as the module `path`, which errors and random calls name.
 static int module_call(lua_State *L) {
   Rille *r = binding_of(L);
-  enter(L, r, luaL_checkstring(L, 1));
+  enter(L, r, string_check(L, r, 1, "module_call: path"));
   lua_pushvalue(L, lua_upvalueindex(2)); // one guard for all: the stack of paths is in r
   lua_replace(L, 1);
   lua_toclose(L, 1);
@@ -258,8 +258,9 @@ static int spans(lua_State *L) {
 static int span(lua_State *L) {
   Rille *r = binding_of(L);
   check_status(L, r,
-               span_add(r->ctx->spans, luaL_checkstring(L, 1), luaL_checknumber(L, 2),
-                        luaL_checknumber(L, 3), luaL_optnumber(L, 4, 0)));
+               span_add(r->ctx->spans, string_check(L, r, 1, "span: what"),
+                        number_check(L, r, 2, "span: start"), number_check(L, r, 3, "span: end"),
+                        lua_isnoneornil(L, 4) ? 0 : number_check(L, r, 4, "span: waited")));
   return 0;
 }
 
@@ -283,7 +284,8 @@ static int write_trace(lua_State *L) {
   Rille *r = binding_of(L);
   if (!r->ctx->spans)
     raise_value(L, r, "write_trace: no spans are recorded\nsay spans(true) first");
-  check_status(L, r, span_log_write_trace(r->ctx->spans, luaL_checkstring(L, 1)));
+  check_status(L, r,
+               span_log_write_trace(r->ctx->spans, string_check(L, r, 1, "write_trace: path")));
   return 0;
 }
 
@@ -292,7 +294,7 @@ static int write_trace(lua_State *L) {
 // param(name, shape, {dtype =}): declared; storage comes at first touch or with a weight set.
 static int param(lua_State *L) {
   Rille *r = binding_of(L);
-  const char *name = luaL_checkstring(L, 1);
+  const char *name = string_check(L, r, 1, "param: name");
   int64_t shape[MAX_DIMS];
   int next, ndim = shape_check(L, r, 2, shape, &next);
   MakeOptions options;
@@ -311,7 +313,7 @@ static int dropout(lua_State *L) {
   Tensor *t = tensor_check(L, r, 1, "dropout: x"), *out;
   r->n_calls++;
   if (r->region) checkpoint_saw(L, r, &t, 1);
-  Status status = ops_dropout(r->ctx, t, luaL_checknumber(L, 2), &out);
+  Status status = ops_dropout(r->ctx, t, number_check(L, r, 2, "dropout: p"), &out);
   if (status != ST_OK) return raise_status(L, r, status, &t, 1);
   push_tensor(L, r, out);
   return 1;

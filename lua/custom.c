@@ -60,7 +60,7 @@ static uint64_t version_of(const Tensor *t) {
 static int context_save(lua_State *L) {
   Rille *r = binding_of(L);
   int top = lua_gettop(L);
-  luaL_checktype(L, 1, LUA_TTABLE);
+  table_check(L, r, 1, "save: the context (called as c:save(x))");
   if (lua_rawgetp(L, 1, SAVED) != LUA_TTABLE) {
     lua_pop(L, 1);
     lua_newtable(L);
@@ -81,7 +81,7 @@ static int context_save(lua_State *L) {
 }
 
 static int context_saved(lua_State *L) {
-  luaL_checktype(L, 1, LUA_TTABLE);
+  table_check(L, binding_of(L), 1, "saved: the context (called as c:saved())");
   if (lua_rawgetp(L, 1, SAVED) != LUA_TTABLE) return 0;
   int list = lua_gettop(L), n = (int)lua_rawlen(L, list);
   luaL_checkstack(L, n, "saved tensors");
@@ -310,7 +310,7 @@ static int custom_call(lua_State *L) {
 static int custom_op(lua_State *L) {
   static const char *const names[] = {"name", "forward", "backward"};
   Rille *r = binding_of(L);
-  luaL_checktype(L, 1, LUA_TTABLE);
+  table_check(L, r, 1, "rille.op: the argument");
   lua_settop(L, 1);
   lua_pushnil(L);
   while (lua_next(L, 1)) {

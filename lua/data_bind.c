@@ -29,9 +29,10 @@ static TokenFile *tokens_self(lua_State *L, Rille *r) {
 // tokens_open(path, format = "auto")
 static int open_tokens(lua_State *L) {
   Rille *r = binding_of(L);
-  const char *path = luaL_checkstring(L, 1);
+  const char *path = string_check(L, r, 1, "tokens_open: path");
   TokenFormat format;
-  check_status(L, r, token_format_from_name(&format, luaL_optstring(L, 2, "auto")));
+  const char *name = lua_isnoneornil(L, 2) ? "auto" : string_check(L, r, 2, "tokens_open: format");
+  check_status(L, r, token_format_from_name(&format, name));
   TokenBox *box = box_push(L, TOKENS, sizeof *box);
   check_status(L, r, tokens_open(&box->file, path, format));
   return 1;
@@ -60,7 +61,7 @@ static int check_tokens(lua_State *L) {
 static int token_rows(lua_State *L) {
   Rille *r = binding_of(L);
   const TokenFile *file = tokens_self(L, r);
-  luaL_checktype(L, 2, LUA_TTABLE);
+  table_check(L, r, 2, "rows: firsts");
   int64_t n = (int64_t)lua_rawlen(L, 2), T = integer_check(L, r, 3, "rows: T");
   if (T < 1) return raise_value(L, r, "rows: T must be at least 1, got %lld", (long long)T);
   TensorSpec spec = {.dtype = DT_I64, .ndim = 2, .shape = {n, T}};
@@ -80,7 +81,9 @@ static int token_rows(lua_State *L) {
 static int text_to_tokens(lua_State *L) {
   Rille *r = binding_of(L);
   int64_t n = 0;
-  check_status(L, r, tokens_from_text(&n, luaL_checkstring(L, 1), luaL_checkstring(L, 2)));
+  check_status(L, r,
+               tokens_from_text(&n, string_check(L, r, 1, "tokens_from_text: text"),
+                                string_check(L, r, 2, "tokens_from_text: tokens")));
   lua_pushinteger(L, n);
   return 1;
 }
@@ -111,8 +114,8 @@ static int window(lua_State *L) {
 // random_uniform(seed, stream, index) in [0, 1)
 static int random_uniform(lua_State *L) {
   Rille *r = binding_of(L);
-  uint64_t key =
-      rng_key((uint64_t)integer_check(L, r, 1, "random_uniform: the seed"), luaL_checkstring(L, 2));
+  uint64_t key = rng_key((uint64_t)integer_check(L, r, 1, "random_uniform: the seed"),
+                         string_check(L, r, 2, "random_uniform: the stream"));
   lua_pushnumber(L, rng_uniform(key, integer_check(L, r, 3, "random_uniform: the index")));
   return 1;
 }
@@ -124,16 +127,18 @@ static int raise_io(lua_State *L, Rille *r, const char *path, const char *what) 
   return raise_status(L, r, status, NULL, 0);
 }
 
-// stat(path) -> {size = bytes, modified = nanoseconds since 1970}, or nil if there is no such file
+// stat(path) -> {size = bytes, modified = nanoseconds since 1970, is_directory =}, or nil if there
+// is no such file
 static int file_stat(lua_State *L) {
   Rille *r = binding_of(L);
-  const char *path = luaL_checkstring(L, 1);
+  const char *path = string_check(L, r, 1, "stat: path");
   struct stat st;
   if (stat(path, &st) != 0) {
     if (errno == ENOENT || errno == ENOTDIR) return 0;
     return raise_io(L, r, path, "looking at it");
   }
-  lua_createtable(L, 0, 2);
+  lua_createtable(L, 0, 3);
+  lua_pushboolean(L, S_ISDIR(st.st_mode)), lua_setfield(L, -2, "is_directory");
   lua_pushinteger(L, st.st_size), lua_setfield(L, -2, "size");
   lua_pushinteger(L, (lua_Integer)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec);
   lua_setfield(L, -2, "modified");
@@ -143,7 +148,7 @@ static int file_stat(lua_State *L) {
 // truncate(path, size): the file keeps its first `size` bytes.
 static int file_truncate(lua_State *L) {
   Rille *r = binding_of(L);
-  const char *path = luaL_checkstring(L, 1);
+  const char *path = string_check(L, r, 1, "truncate: path");
   if (truncate(path, integer_check(L, r, 2, "truncate: the size")) != 0)
     return raise_io(L, r, path, "cutting it back");
   return 0;
@@ -162,14 +167,14 @@ static int terminal_columns(lua_State *L) {
 
 // nearest(word, list of names) -> the name that `word` may be a misspelling of, or nil
 static int nearest(lua_State *L) {
-  const char *word = luaL_checkstring(L, 1), *best = NULL;
-  luaL_checktype(L, 2, LUA_TTABLE);
+  Rille *r = binding_of(L);
+  const char *word = string_check(L, r, 1, "nearest: the word"), *best = NULL;
+  table_check(L, r, 2, "nearest: the list");
   int n = (int)lua_rawlen(L, 2);
   const char **names = lua_newuserdatauv(L, (size_t)(n + 1) * sizeof *names, 0);
   for (int i = 0; i < n; i++) {
     lua_rawgeti(L, 2, i + 1);
-    luaL_checktype(L, -1, LUA_TSTRING);
-    names[i] = lua_tostring(L, -1); // the list keeps it
+    names[i] = string_check(L, r, -1, "nearest: a name"); // the list keeps it
     lua_pop(L, 1);
   }
   best = nearest_name(word, names, n);

@@ -8,6 +8,7 @@
 #include "lua/binding.h"
 
 #include <assert.h>
+#include <ctype.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -124,6 +125,11 @@ static int distance(const char *a, const char *b) {
 
 const char *nearest_name(const char *word, const char *const *names, int n) {
   const char *best = NULL;
+  if (word[0] && !word[1]) { // any other letter would be near
+    for (int i = 0; i < n; i++)
+      if (tolower(word[0]) == tolower(names[i][0]) && !names[i][1]) best = names[i];
+    return best;
+  }
   int length = (int)strlen(word), limit = length <= 3 ? 1 : length <= 6 ? 2 : 3;
   for (int i = 0; i < n; i++) {
     int d = distance(word, names[i]);

@@ -85,7 +85,7 @@ static int writer_gc(lua_State *L) {
 // json_encode(value) -> text. NaN and infinities become null.
 static int json_encode(lua_State *L) {
   Rille *r = binding_of(L);
-  luaL_checkany(L, 1);
+  lua_settop(L, 1); // nothing is nil
   JsonWriter *w = box_push(L, WRITER, sizeof *w);
   lua_pushvalue(L, 1);
   encode(L, r, w, 0);
@@ -132,8 +132,9 @@ static int push_tree(lua_State *L) {
 // json_decode(text) -> value; null is nil.
 static int json_decode(lua_State *L) {
   Rille *r = binding_of(L);
+  string_check(L, r, 1, "json_decode: the text");
   size_t size;
-  const char *text = luaL_checklstring(L, 1, &size);
+  const char *text = lua_tolstring(L, 1, &size);
   JsonTree *tree;
   check_status(L, r, json_parse(&tree, text, size));
   lua_pushcfunction(L, push_tree);
@@ -149,7 +150,9 @@ static int json_decode(lua_State *L) {
 static int write_atomic(lua_State *L) {
   Rille *r = binding_of(L);
   size_t size;
-  const char *path = luaL_checkstring(L, 1), *text = luaL_checklstring(L, 2, &size);
+  const char *path = string_check(L, r, 1, "write_atomic: path");
+  string_check(L, r, 2, "write_atomic: the text");
+  const char *text = lua_tolstring(L, 2, &size);
   FileWriter *writer;
   check_status(L, r, file_writer_open(&writer, path, NULL));
   Status status = file_write(writer, text, size);
@@ -165,7 +168,7 @@ static int write_atomic(lua_State *L) {
 static int make_directory(lua_State *L) {
   Rille *r = binding_of(L);
   char path[4096];
-  const char *given = luaL_checkstring(L, 1);
+  const char *given = string_check(L, r, 1, "make_directory: path");
   if (strlen(given) >= sizeof path) raise_value(L, r, "the path %s is too long", given);
   strcpy(path, given);
   for (char *at = path + 1;; at++) {
@@ -193,7 +196,7 @@ static Safetensors *file_of(lua_State *L, Rille *r) {
 
 static int open_safetensors(lua_State *L) {
   Rille *r = binding_of(L);
-  const char *path = luaL_checkstring(L, 1);
+  const char *path = string_check(L, r, 1, "safetensors_open: path");
   Safetensors **box = box_push(L, SAFETENSORS, sizeof *box);
   check_status(L, r, safetensors_open(box, path));
   return 1;
@@ -231,7 +234,7 @@ static int metadata(lua_State *L) {
 static int read_tensor(lua_State *L) {
   Rille *r = binding_of(L);
   Safetensors *file = file_of(L, r);
-  const char *name = luaL_checkstring(L, 2);
+  const char *name = string_check(L, r, 2, "read: the name");
   const SafetensorsEntry *entry = safetensors_find(file, name);
   if (!entry) raise_value(L, r, "there is no tensor %s in the file", name);
   if (!entry->is_readable)
@@ -256,7 +259,7 @@ typedef struct WriteList {
 
 // Reads {{name, tensor}, ...} at 2 and {key = value} at 3; everything lives in Lua's memory.
 static WriteList read_list(lua_State *L, Rille *r) {
-  luaL_checktype(L, 2, LUA_TTABLE);
+  table_check(L, r, 2, "save: the tensors");
   WriteList list = {.n = (int64_t)lua_rawlen(L, 2)};
   list.specs = lua_newuserdatauv(L, (size_t)list.n * sizeof *list.specs + 1, 0);
   list.tensors = lua_newuserdatauv(L, (size_t)list.n * sizeof *list.tensors + 1, 0);
@@ -322,7 +325,7 @@ static int digest(lua_State *L) {
 // safetensors_write(path, {{name, tensor}, ...}, {key = value})
 static int write_safetensors(lua_State *L) {
   Rille *r = binding_of(L);
-  const char *path = luaL_checkstring(L, 1);
+  const char *path = string_check(L, r, 1, "save: path");
   lua_settop(L, 3);
   WriteList list = read_list(L, r);
   Status status = ST_OK;

@@ -24,6 +24,7 @@ static int set_grad(lua_State *L, bool enabled) {
     r->ctx->grad_enabled = enabled;
     return 1;
   }
+  callable_check(L, r, 1, enabled ? "enable_grad: the argument" : "no_grad: the argument");
   guard = guard_open(L, r, sizeof *guard, restore_grad);
   guard->before = r->ctx->grad_enabled;
   r->ctx->grad_enabled = enabled;
@@ -80,13 +81,13 @@ static int tensor_list(lua_State *L, Rille *r, int index, int n, Tensor **out) {
 static int core_backward(lua_State *L) {
   Rille *r = binding_of(L);
   Tensor *outs[OP_MAX_VARIADIC], *douts[OP_MAX_VARIADIC];
-  luaL_checktype(L, 1, LUA_TTABLE);
+  table_check(L, r, 1, "backward: the outputs");
   int n = (int)lua_rawlen(L, 1);
   if (n > OP_MAX_VARIADIC) raise_value(L, r, "backward: at most %d outputs", OP_MAX_VARIADIC);
   tensor_list(L, r, 1, n, outs);
   memset(douts, 0, sizeof douts);
   if (lua_istable(L, 2)) tensor_list(L, r, 2, n, douts);
-  const char *half = luaL_optstring(L, 3, "B");
+  const char *half = lua_isnoneornil(L, 3) ? "B" : string_check(L, r, 3, "backward: half");
   if (strcmp(half, "I") != 0) {
     check_status(L, r, backward(r->ctx, outs, douts, n, BACKWARD_B, NULL));
     return 0;

@@ -305,9 +305,12 @@ static int unknown_method(lua_State *L, Rille *r) {
     if (n < MOST && lua_type(L, -1) == LUA_TSTRING) names[n++] = lua_tostring(L, -1);
   }
   const char *word = lua_tostring(L, 2), *near = nearest_name(word, names, n);
-  return raise_value(L, r, "tensors have no method \"%s\"\n%s%s%s", word,
-                     near ? "did you mean \"" : "rille.help() lists what there is",
-                     near ? near : "", near ? "\"?" : "");
+  if (near)
+    return raise_value(L, r, "tensors have no method \"%s\"\ndid you mean \"%s\"?", word, near);
+  return raise_value(L, r,
+                     "\"%s\" is neither a method of tensors nor an index\nrille.help() lists the "
+                     "methods; an index is like x[0], x[{{0, 2}, -1}], x[\"0:2, :, -1\"]",
+                     word);
 }
 
 static int tensor_index(lua_State *L) {
@@ -336,8 +339,7 @@ static void assign(lua_State *L, Rille *r, Tensor *target, int value) {
     if (status != ST_OK) raise_status(L, r, status, both, 2);
     return;
   } else if (lua_type(L, value) == LUA_TNUMBER || lua_type(L, value) == LUA_TBOOLEAN) {
-    double number = lua_isboolean(L, value) ? lua_toboolean(L, value) : lua_tonumber(L, value);
-    status = tensor_assign_number(r->ctx, target, number);
+    status = assign_value(L, r, value, target);
   } else {
     raise_value(L, r, "assignment: a tensor or a number is wanted, got %s",
                 luaL_typename(L, value));
@@ -419,7 +421,10 @@ static int tensor_newindex(lua_State *L) {
   Rille *r = binding_of(L);
   Tensor *t = tensor_at(L, r, 1), *value = tensor_at(L, r, 3);
   if (lua_type(L, 2) == LUA_TSTRING && !looks_like_index(lua_tostring(L, 2)))
-    raise_value(L, r, "a tensor has no field \"%s\" to assign", lua_tostring(L, 2));
+    raise_value(L, r,
+                "a tensor has no field \"%s\" to assign\nan index is like x[0] = 1, "
+                "x[\"0:2, :\"] = y",
+                lua_tostring(L, 2));
   if (r->ctx->grad_enabled && (t->requires_grad || (value && value->requires_grad))) {
     Status status =
         fail(ST_ESTATE, "assignment: writing %s would lose a gradient",

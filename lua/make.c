@@ -74,7 +74,7 @@ static void store_values(lua_State *L, const Nested *n, DType dtype, int d, void
   if (dtype == DT_I64)
     ((int64_t *)to)[*at] = lua_isinteger(L, -1)   ? lua_tointeger(L, -1)
                            : lua_isboolean(L, -1) ? lua_toboolean(L, -1)
-                                                  : (int64_t)lua_tonumber(L, -1);
+                                                  : real_to_int64(lua_tonumber(L, -1));
   else
     ((double *)to)[*at] = lua_isboolean(L, -1) ? lua_toboolean(L, -1) : lua_tonumber(L, -1);
   (*at)++;
@@ -168,6 +168,15 @@ static int filled(lua_State *L, Rille *r, int ndim, const int64_t *shape, double
   return 1;
 }
 
+// The same with the number at a stack index, an integer exactly.
+static int filled_with(lua_State *L, Rille *r, int ndim, const int64_t *shape, int index,
+                       const MakeOptions *options) {
+  filled(L, r, ndim, shape, 0, options);
+  Tensor *t = tensor_at(L, r, -1);
+  if (t->storage->data) check_status(L, r, assign_value(L, r, index, t));
+  return 1;
+}
+
 static int shaped(lua_State *L, const char *fn, double value) {
   Rille *r = binding_of(L);
   int64_t shape[MAX_DIMS];
@@ -189,7 +198,7 @@ static int make_full(lua_State *L) {
   MakeOptions options;
   make_options(L, r, next + 1, "full", &options);
   if (!options.has_dtype && lua_isinteger(L, next)) options.dtype = DT_I64;
-  return filled(L, r, ndim, shape, lua_tonumber(L, next), &options);
+  return filled_with(L, r, ndim, shape, next, &options);
 }
 
 static int make_empty(lua_State *L) {
@@ -223,8 +232,14 @@ static int make_eye(lua_State *L) {
 
 // ---- ranges
 
+// A number both ways.
+typedef struct Real {
+  double f;
+  int64_t i;
+} Real;
+
 // start + i step, i = 0 .. n-1; integers exactly.
-static int ramp(lua_State *L, Rille *r, int64_t n, double start, double step, DType natural,
+static int ramp(lua_State *L, Rille *r, int64_t n, Real start, Real step, DType natural,
                 MakeOptions *options) {
   if (!options->has_dtype) options->dtype = natural;
   if (options->device->kind == DEV_META) {
@@ -236,9 +251,9 @@ static int ramp(lua_State *L, Rille *r, int64_t n, double start, double step, DT
   void *to = tensor_data(tensor_at(L, r, -1));
   for (int64_t i = 0; i < n; i++) {
     if (wide == DT_I64)
-      ((int64_t *)to)[i] = (int64_t)start + i * (int64_t)step;
+      ((int64_t *)to)[i] = start.i + i * step.i;
     else
-      ((double *)to)[i] = start + (double)i * step;
+      ((double *)to)[i] = start.f + (double)i * step.f;
   }
   finish(L, r, wide, options);
   return 1;
@@ -247,32 +262,40 @@ static int ramp(lua_State *L, Rille *r, int64_t n, double start, double step, DT
 // arange(stop), arange(start, stop), arange(start, stop, step)
 static int make_arange(lua_State *L) {
   Rille *r = binding_of(L);
-  double v[3] = {0, 0, 1};
+  Real v[3] = {{0, 0}, {0, 0}, {1, 1}};
   int n = 0;
   bool integers = true;
   for (; n < 3 && lua_type(L, n + 1) == LUA_TNUMBER; n++) {
-    v[n] = lua_tonumber(L, n + 1);
+    v[n] = (Real){lua_tonumber(L, n + 1), lua_tointeger(L, n + 1)};
     integers = integers && lua_isinteger(L, n + 1);
   }
   if (n == 0) raise_value(L, r, "arange: a number is wanted, got %s", luaL_typename(L, 1));
-  if (n == 1) v[1] = v[0], v[0] = 0;
-  if (v[2] == 0 || !isfinite((v[1] - v[0]) / v[2]))
-    raise_value(L, r, "arange: a step of 0, or no end");
+  if (n == 1) v[1] = v[0], v[0] = (Real){0, 0};
+  double span = (v[1].f - v[0].f) / v[2].f;
+  if (v[2].f == 0 || !isfinite(span)) raise_value(L, r, "arange: a step of 0, or no end");
+  if (span > 9e18) raise_value(L, r, "arange: %g elements are too many", span);
   MakeOptions options;
   make_options(L, r, n + 1, "arange", &options);
-  double count = ceil((v[1] - v[0]) / v[2]);
-  return ramp(L, r, count > 0 ? (int64_t)count : 0, v[0], v[2], integers ? DT_I64 : DT_F32,
-              &options);
+  int64_t count = span > 0 ? (int64_t)ceil(span) : 0;
+  if (integers && span > 0) { // exactly, where doubles are not
+    uint64_t from = (uint64_t)v[0].i, to = (uint64_t)v[1].i;
+    uint64_t distance = v[2].i > 0 ? to - from : from - to;
+    uint64_t step = v[2].i > 0 ? (uint64_t)v[2].i : 0 - (uint64_t)v[2].i;
+    count = (int64_t)(distance / step + (distance % step != 0));
+  }
+  return ramp(L, r, count, v[0], v[2], integers ? DT_I64 : DT_F32, &options);
 }
 
 static int make_linspace(lua_State *L) {
   Rille *r = binding_of(L);
-  double first = luaL_checknumber(L, 1), last = luaL_checknumber(L, 2);
+  double first = number_check(L, r, 1, "linspace: first"),
+         last = number_check(L, r, 2, "linspace: last");
   int64_t n = integer_check(L, r, 3, "linspace: n");
   if (n < 0) raise_value(L, r, "linspace: n must not be negative");
   MakeOptions options;
   make_options(L, r, 4, "linspace", &options);
-  return ramp(L, r, n, first, n > 1 ? (last - first) / (double)(n - 1) : 0, DT_F32, &options);
+  Real start = {first, 0}, step = {n > 1 ? (last - first) / (double)(n - 1) : 0, 0};
+  return ramp(L, r, n, start, step, DT_F32, &options);
 }
 
 // ---- random
@@ -366,15 +389,14 @@ static int make_randint(lua_State *L) {
 
 static int like(lua_State *L, const char *fn, double value, bool random) {
   Rille *r = binding_of(L);
+  bool has_value = strcmp(fn, "full_like") == 0;
   Tensor *t = tensor_check(L, r, 1, fn);
-  if (!random && lua_type(L, 2) == LUA_TNUMBER) { // full_like
-    value = lua_tonumber(L, 2);
-    lua_remove(L, 2);
-  }
+  if (has_value) number_check(L, r, 2, "full_like: the value");
   MakeOptions options;
-  make_options(L, r, 2, fn, &options);
+  make_options(L, r, has_value ? 3 : 2, fn, &options);
   if (!options.has_dtype) options.dtype = t->dtype;
   if (tensor_is_meta(t)) options.device = &r->ctx->meta;
+  if (has_value) return filled_with(L, r, t->ndim, t->shape, 2, &options);
   if (random) return drawn(L, r, t->ndim, t->shape, value != 0, &options);
   return filled(L, r, t->ndim, t->shape, value, &options);
 }
@@ -398,7 +420,8 @@ static int manual_seed(lua_State *L) {
 // random_state() gives {seed =, draws =}; random_state(state) brings it back.
 static int random_state(lua_State *L) {
   Rille *r = binding_of(L);
-  if (lua_istable(L, 1)) {
+  if (!lua_isnoneornil(L, 1)) {
+    table_check(L, r, 1, "random_state: the state");
     lua_getfield(L, 1, "seed");
     lua_getfield(L, 1, "draws");
     int64_t seed = integer_check(L, r, -2, "random_state: seed");

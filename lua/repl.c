@@ -142,10 +142,19 @@ static Loaded load_chunk(lua_State *L, const char *chunk) {
   return is_incomplete(L) ? INCOMPLETE : BROKEN;
 }
 
+static const char help_text[] =
+    "An expression prints its values; anything else is Lua. nn, randn, zeros, tensor, ... are "
+    "here.\n"
+    "  rille.help()             the ops, a line each\n"
+    "  rille.help(\"softmax\")    one of them\n"
+    "  x = randn(2, 3)          a tensor; x:shape(), x:sum(), x[0], x[\"0:2, -1\"]\n"
+    "  f = nn.Linear{3, 4}      a layer; f(x)\n"
+    "An empty line or Ctrl-C gives up an unfinished chunk, Ctrl-C stops what runs.\n"
+    "exit, quit or Ctrl-D leave.\n";
+
 // ---- printing
 
-// Replaces the table on top by "{1, 2, x = 3}", short.
-static int describe_table(lua_State *L) {
+int runner_describe_table(lua_State *L) {
   int n = 0;
   lua_Integer next = 1;
   lua_newtable(L); // pieces
@@ -198,7 +207,7 @@ static int print_values(lua_State *L) {
     bool plain = lua_istable(L, i) && luaL_getmetafield(L, i, "__tostring") == LUA_TNIL;
     lua_settop(L, n + i - 1);
     if (plain) {
-      lua_pushcfunction(L, describe_table);
+      lua_pushcfunction(L, runner_describe_table);
       lua_pushvalue(L, i);
       lua_call(L, 1, 1);
     } else {
@@ -215,6 +224,31 @@ static int print_values(lua_State *L) {
   fputc('\n', stdout);
   fflush(stdout);
   return 0;
+}
+
+// What people type to leave, or to be helped: a word alone that is no variable of theirs. True if
+// the line was such a word; *leaves says whether the session ends.
+static bool serve_word(Repl *repl, const char *chunk, bool *leaves) {
+  static const struct {
+    const char *word;
+    bool leaves;
+  } words[] = {{"exit", true}, {"quit", true}, {"help", false}};
+  lua_State *L = repl->L;
+  size_t start = strspn(chunk, " \t"), n = strcspn(chunk + start, " \t\r\n;()");
+  const char *rest = chunk + start + n;
+  if (rest[strspn(rest, " \t\r\n;()")] != 0) return false;
+  for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+    if (strlen(words[i].word) != n || strncmp(chunk + start, words[i].word, n) != 0) continue;
+    lua_pushglobaltable(L);
+    lua_pushstring(L, words[i].word);
+    bool is_theirs = lua_rawget(L, -2) != LUA_TNIL;
+    lua_pop(L, 2);
+    if (is_theirs) return false;
+    *leaves = words[i].leaves;
+    if (!*leaves) fputs(help_text, stdout);
+    return true;
+  }
+  return false;
 }
 
 static void run_chunk(Repl *repl) {
@@ -255,6 +289,11 @@ static bool serve(Repl *repl) {
     lua_pushstring(L, empty ? "" : line);
     lua_concat(L, 2);
     const char *chunk = lua_tostring(L, 1);
+    bool leaves;
+    if (!repl->continues && serve_word(repl, chunk, &leaves)) {
+      remember(repl, chunk);
+      return !leaves;
+    }
     Loaded loaded = load_chunk(L, chunk);
     if (loaded == INCOMPLETE && !empty) {
       lua_settop(L, 1);
@@ -276,9 +315,10 @@ static bool serve(Repl *repl) {
 // What is no variable of the user's is looked up in rille: nn, randn, zeros, tensor, ...
 static int prelude_index(lua_State *L) {
   Rille *r = binding_of(L);
-  lua_pushvalue(L, lua_upvalueindex(2));
+  lua_pushvalue(L, lua_upvalueindex(2)); // core.find
   lua_pushvalue(L, 2);
-  if (lua_gettable(L, -2) != LUA_TNIL) return 1;
+  lua_call(L, 1, 1);
+  if (!lua_isnil(L, -1)) return 1;
   const char *name = luaL_tolstring(L, 2, NULL), *near = runner_nearest_global(L, name);
   return raise_value(L, r, "there is no variable \"%s\"\n%s%s%s", name,
                      near ? "did you mean \"" : "rille.help() lists the functions",
@@ -296,7 +336,9 @@ static void set_prelude(lua_State *L) {
   lua_rawset(L, -3);
   lua_createtable(L, 0, 1);
   lua_pushlightuserdata(L, runner_rille(L));
-  lua_pushvalue(L, -4);
+  lua_getfield(L, -4, "core");
+  lua_getfield(L, -1, "find");
+  lua_remove(L, -2);
   lua_pushcclosure(L, prelude_index, 2);
   lua_setfield(L, -2, "__index");
   lua_setmetatable(L, -2);
@@ -318,7 +360,7 @@ static void open_terminal(Repl *repl) {
   el_set(repl->edit, EL_HIST, history, repl->history);
   el_set(repl->edit, EL_SIGNAL, 0);
   el_source(repl->edit, NULL);
-  printf("rille %s, %s. rille.help() lists the ops, Ctrl-D leaves.\n", RILLE_VERSION, LUA_RELEASE);
+  printf("rille %s, %s. help says how, Ctrl-D leaves.\n", RILLE_VERSION, LUA_RELEASE);
 }
 
 int repl_run(lua_State *L) {

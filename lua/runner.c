@@ -107,17 +107,20 @@ void runner_strict(lua_State *L) {
 
 // ---- errors
 
-// Adds the frames of scripts, if there is more than the line that the message names.
+// Pushes the frames of scripts below the message on top, if there is more than the line that the
+// message names.
 static void add_frames(lua_State *L, lua_State *of, int level) {
   lua_Debug ar;
   luaL_Buffer out;
   int n = 0, total = 0;
+  bool in_library = strncmp(lua_tostring(L, -1), "rille/", 6) == 0; // a line that says little
   for (int k = level; k < MAX_LEVELS && lua_getstack(of, k, &ar); k++) {
     lua_getinfo(of, "S", &ar);
     if (ar.what[0] != 'C' && !is_library(ar.source)) total++;
   }
   luaL_buffinit(L, &out);
-  for (int k = level; total > 1 && k < MAX_LEVELS && lua_getstack(of, k, &ar); k++) {
+  for (int k = level; total > (in_library ? 0 : 1) && k < MAX_LEVELS && lua_getstack(of, k, &ar);
+       k++) {
     lua_getinfo(of, "Sln", &ar);
     if (ar.what[0] == 'C' || is_library(ar.source)) continue;
     char line[256];
@@ -133,22 +136,58 @@ static void add_frames(lua_State *L, lua_State *of, int level) {
   luaL_pushresult(&out);
 }
 
-// An error that is a table may say with what code the program ends: {code = 3}.
+// With what code the program ends: what an error that is a table says ({code = 3}), or 2 where an
+// option was refused and nobody caught it.
 static void note_code(lua_State *L) {
-  if (!lua_istable(L, 1)) return;
-  lua_getfield(L, 1, "code");
+  if (lua_istable(L, 1)) {
+    lua_pushliteral(L, "code");
+    lua_rawget(L, 1);
+  } else {
+    lua_getfield(L, LUA_REGISTRYINDEX, "rille.table");
+    lua_getfield(L, -1, "core");
+    lua_getfield(L, -1, "usage_words");
+    lua_pushinteger(L, EXIT_USAGE);
+    if (!lua_isstring(L, 1) || !lua_rawequal(L, 1, -2)) lua_pop(L, 1), lua_pushnil(L);
+  }
   lua_setfield(L, LUA_REGISTRYINDEX, "rille.exit_code");
 }
 
-static int with_frames(lua_State *L) {
-  const char *words = lua_tostring(L, 1);
-  if (!words) {
-    note_code(L);
-    if (luaL_callmeta(L, 1, "__tostring")) return 1;
-    lua_pushfstring(L, "an error of type %s", luaL_typename(L, 1));
-    words = lua_tostring(L, -1);
+// The line of the script that raised, in front of what was raised without one.
+static void push_place(lua_State *L) {
+  Where where = script_line(runner_rille(L));
+  if (where.source)
+    lua_pushfstring(L, "%s:%d: ", where.source, where.line);
+  else
+    lua_pushliteral(L, "");
+}
+
+// Words for an error that is no string: what its __tostring says; or its fields, or its type.
+static void describe_error(lua_State *L) {
+  if (luaL_callmeta(L, 1, "__tostring")) return;
+  push_place(L);
+  lua_pushfstring(L, "error(...) was called with a %s instead of a message", luaL_typename(L, 1));
+  if (lua_istable(L, 1)) {
+    lua_pushcfunction(L, runner_describe_table);
+    lua_pushvalue(L, 1);
+    lua_pushfstring(L, ": %s", lua_pcall(L, 1, 1, 0) == LUA_OK ? lua_tostring(L, -1) : "{...}");
+    lua_remove(L, -2);
+    lua_concat(L, 2);
+  } else if (!lua_isnil(L, 1)) {
+    lua_pushfstring(L, ": %s", luaL_tolstring(L, 1, NULL));
+    lua_remove(L, -2);
+    lua_concat(L, 2);
   }
-  lua_pushstring(L, words);
+  lua_concat(L, 2);
+}
+
+static int with_frames(lua_State *L) {
+  Rille *r = runner_rille(L);
+  r->L = L;
+  note_code(L);
+  if (lua_type(L, 1) == LUA_TSTRING)
+    lua_pushvalue(L, 1);
+  else
+    describe_error(L);
   add_frames(L, L, 1);
   lua_concat(L, 2);
   return 1;

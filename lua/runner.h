@@ -30,6 +30,9 @@ int runner_call(lua_State *L, int n_args, int n_results);
 // is a table says in its field `code`.
 int runner_report(lua_State *L);
 
+// A table as "{1, 2, x = 3}", short: a C function of one argument.
+int runner_describe_table(lua_State *L);
+
 // The prompt. Returns the exit code. Lines come from a terminal, or plainly from a pipe.
 int repl_run(lua_State *L);
 

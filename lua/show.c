@@ -9,6 +9,7 @@
 
 #include "core/weights.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -83,10 +84,13 @@ typedef struct Look {
   int width;
 } Look;
 
-static void format_cell(char cell[CELL], const Look *look, double value) {
+static void format_cell(char cell[CELL], const Look *look, int64_t at) {
+  double value = element(look->t, at);
   if (look->t->dtype == DT_BOOL)
     snprintf(cell, CELL, "%s", value != 0 ? "true" : "false");
-  else if (look->t->dtype == DT_I64 || look->t->dtype == DT_I32 || look->t->dtype == DT_U8)
+  else if (look->t->dtype == DT_I64) // not all of them are doubles
+    snprintf(cell, CELL, "%" PRId64, ((const int64_t *)look->t->storage->data)[at]);
+  else if (look->t->dtype == DT_I32 || look->t->dtype == DT_U8)
     snprintf(cell, CELL, "%.0f", value);
   else if (!isfinite(value))
     snprintf(cell, CELL, "%s", isnan(value) ? "nan" : value > 0 ? "inf" : "-inf");
@@ -124,7 +128,7 @@ static void measure_width(Look *look, int d, int64_t at) {
     return;
   }
   char cell[CELL];
-  format_cell(cell, look, element(t, at));
+  format_cell(cell, look, at);
   int width = (int)strlen(cell);
   if (width > look->width) look->width = width;
 }
@@ -133,7 +137,7 @@ static void show_rows(luaL_Buffer *out, const Look *look, int d, int64_t at) {
   const Tensor *t = look->t;
   char cell[CELL], line[2 * CELL + 8];
   if (d == t->ndim) {
-    format_cell(cell, look, element(t, at));
+    format_cell(cell, look, at);
     snprintf(line, sizeof line, "%*s", look->width, cell);
     luaL_addstring(out, line);
     return;

@@ -1,7 +1,8 @@
 // signals - requests to stop, and Ctrl-C at the prompt.
 //
 // A handler gets nothing but a number, so what it writes to is static: the flag, and the context
-// that is to be interrupted. Nothing else writes to them but the functions below.
+// that is to be interrupted. Nothing else writes to them but the functions below. What signals did
+// before belongs to the process and is static too.
 #include "lua/binding.h"
 
 #include "lua/signals.h"
@@ -14,15 +15,27 @@ static Rille *volatile interrupted;       // whose work Ctrl-C stops
 
 static void on_stop(int number) { stop_signal = number; }
 
+// catch_signals(true or nothing) notes SIGTERM and SIGUSR1 from here on; catch_signals(false)
+// brings back what they did before. Calls may nest.
 static int catch_signals(lua_State *L) {
-  (void)L;
+  static struct sigaction before_term, before_usr1;
+  static int depth;
   struct sigaction action;
   memset(&action, 0, sizeof action);
   action.sa_handler = on_stop;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
-  sigaction(SIGTERM, &action, NULL);
-  sigaction(SIGUSR1, &action, NULL);
+  if (lua_isnone(L, 1) || lua_toboolean(L, 1)) {
+    if (depth++ > 0) return 0;
+    sigaction(SIGTERM, &action, &before_term);
+    sigaction(SIGUSR1, &action, &before_usr1);
+  } else if (depth > 0 && --depth == 0) {
+    sigaction(SIGTERM, &before_term, NULL);
+    sigaction(SIGUSR1, &before_usr1, NULL);
+    int missed = stop_signal; // nobody answered it: it does what it did before
+    stop_signal = 0;
+    if (missed) raise(missed);
+  }
   return 0;
 }
 

@@ -147,7 +147,7 @@ static int tensor_keep(lua_State *L) {
 static int tensor_to(lua_State *L) {
   Rille *r = binding_of(L);
   Tensor *t = self(L, r);
-  const char *what = luaL_checkstring(L, 2);
+  const char *what = string_check(L, r, 2, "to: what it becomes");
   bool meta = strcmp(what, "meta") == 0;
   if (meta || strcmp(what, "cpu") == 0) {
     if (meta == tensor_is_meta(t)) return lua_settop(L, 1), 1;
@@ -260,24 +260,29 @@ static int recipe(lua_State *L, Rille *r, Tensor *t, RecipeKind kind, double a, 
   return 1;
 }
 
-static int fill(lua_State *L, double value, const char *fn) {
+// Fills with the number at a stack index; 0: with zeros.
+static int fill(lua_State *L, int index, const char *fn) {
   Rille *r = binding_of(L);
   Tensor *t = self(L, r);
+  double value = index ? lua_tonumber(L, index) : 0;
   if (t->param && !t->param->set)
     return recipe(L, r, t, value == 0 ? RECIPE_ZEROS : RECIPE_CONSTANT, value, 0);
   check_writable(L, r, t, fn);
-  check_status(L, r, tensor_assign_number(r->ctx, t, value));
+  check_status(L, r, index ? assign_value(L, r, index, t) : tensor_assign_number(r->ctx, t, 0));
   lua_settop(L, 1);
   return 1;
 }
 
-static int tensor_fill_(lua_State *L) { return fill(L, luaL_checknumber(L, 2), "fill_"); }
+static int tensor_fill_(lua_State *L) {
+  number_check(L, binding_of(L), 2, "fill_: the value");
+  return fill(L, 2, "fill_");
+}
 static int tensor_zero_(lua_State *L) { return fill(L, 0, "zero_"); }
 
 static int tensor_copy_(lua_State *L) {
   Rille *r = binding_of(L);
   Tensor *t = self(L, r);
-  if (lua_type(L, 2) == LUA_TNUMBER) return fill(L, lua_tonumber(L, 2), "copy_");
+  if (lua_type(L, 2) == LUA_TNUMBER) return fill(L, 2, "copy_");
   Tensor *from = tensor_check(L, r, 2, "copy_: the source");
   if (t->param && !t->param->set) {
     if (from->ndim != t->ndim || !same_shape(t->ndim, from->shape, t->shape)) {
@@ -305,21 +310,26 @@ static int tensor_copy_(lua_State *L) {
 static int draw_(lua_State *L, RecipeKind kind, const char *fn) {
   Rille *r = binding_of(L);
   Tensor *t = self(L, r);
-  double a = luaL_optnumber(L, 2, 0), b = luaL_optnumber(L, 3, 1);
+  bool normal = kind == RECIPE_NORMAL;
+  double a = 0, b = 1;
+  if (!lua_isnoneornil(L, 2))
+    a = number_check(L, r, 2, normal ? "normal_: the mean" : "uniform_: the lower end");
+  if (!lua_isnoneornil(L, 3))
+    b = number_check(L, r, 3, normal ? "normal_: the deviation" : "uniform_: the upper end");
   if (t->param) {
     if (t->param->set) check_writable(L, r, t, fn);
     return recipe(L, r, t, kind, a, b);
   }
   check_writable(L, r, t, fn);
   lua_getfield(L, LUA_REGISTRYINDEX, "rille.table");
-  lua_getfield(L, -1, kind == RECIPE_NORMAL ? "randn" : "rand");
+  lua_getfield(L, -1, normal ? "randn" : "rand");
   lua_createtable(L, t->ndim, 1);
   for (int d = 0; d < t->ndim; d++) lua_pushinteger(L, t->shape[d]), lua_rawseti(L, -2, d + 1);
   lua_pushstring(L, t->dtype == DT_F64 ? "f64" : "f32"), lua_setfield(L, -2, "dtype");
   if (tensor_is_meta(t)) return lua_settop(L, 1), 1;
   lua_call(L, 1, 1);
   Tensor *drawn = tensor_at(L, r, -1);
-  double scale = kind == RECIPE_NORMAL ? b : b - a;
+  double scale = normal ? b : b - a;
   int64_t n = tensor_numel(drawn);
   if (drawn->dtype == DT_F64)
     for (int64_t i = 0; i < n; i++)
@@ -351,7 +361,9 @@ static Param *param_of(lua_State *L, Rille *r, const char *fn) {
 
 static int tensor_rename(lua_State *L) {
   Rille *r = binding_of(L);
-  check_status(L, r, param_rename(r->ctx, param_of(L, r, "rename"), luaL_checkstring(L, 2)));
+  check_status(
+      L, r,
+      param_rename(r->ctx, param_of(L, r, "rename"), string_check(L, r, 2, "rename: the name")));
   lua_settop(L, 1);
   return 1;
 }

@@ -59,6 +59,31 @@ int64_t integer_check(lua_State *L, Rille *r, int index, const char *what) {
   return value;
 }
 
+const char *string_check(lua_State *L, Rille *r, int index, const char *what) {
+  if (lua_type(L, index) != LUA_TSTRING)
+    raise_value(L, r, "%s must be a string, got %s", what, luaL_typename(L, index));
+  return lua_tostring(L, index);
+}
+
+double number_check(lua_State *L, Rille *r, int index, const char *what) {
+  if (lua_type(L, index) != LUA_TNUMBER)
+    raise_value(L, r, "%s must be a number, got %s", what, luaL_typename(L, index));
+  return lua_tonumber(L, index);
+}
+
+void table_check(lua_State *L, Rille *r, int index, const char *what) {
+  if (!lua_istable(L, index))
+    raise_value(L, r, "%s must be a table, got %s", what, luaL_typename(L, index));
+}
+
+// A function, or what has a metamethod __call (a module).
+void callable_check(lua_State *L, Rille *r, int index, const char *what) {
+  if (lua_isfunction(L, index)) return;
+  if (luaL_getmetafield(L, index, "__call") == LUA_TNIL)
+    raise_value(L, r, "%s must be a function, got %s", what, luaL_typename(L, index));
+  lua_pop(L, 1);
+}
+
 DType dtype_check(lua_State *L, Rille *r, int index) {
   if (lua_type(L, index) != LUA_TSTRING)
     raise_value(L, r, "a dtype must be a string such as \"f32\", got %s", luaL_typename(L, index));

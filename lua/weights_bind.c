@@ -20,10 +20,13 @@ static WeightSet *set_of(lua_State *L, Rille *r) {
 // weightset(params, group, stage, dp)
 static int weightset(lua_State *L) {
   Rille *r = binding_of(L);
-  luaL_checktype(L, 1, LUA_TTABLE);
+  table_check(L, r, 1, "weightset: the parameters");
   int n = (int)lua_rawlen(L, 1);
-  int group = (int)luaL_optinteger(L, 2, 0), stage = (int)luaL_optinteger(L, 3, 0);
-  int dp = (int)luaL_optinteger(L, 4, 1);
+  int place[] = {0, 0, 1}; // group, stage, dp
+  for (int i = 0; i < 3; i++)
+    if (!lua_isnoneornil(L, 2 + i))
+      place[i] = (int)integer_check(L, r, 2 + i, "weightset: a place");
+  int group = place[0], stage = place[1], dp = place[2];
   if (n == 0) raise_value(L, r, "weightset: no parameters were given");
   if (dp < 1) raise_value(L, r, "weightset: dp must be at least 1");
   Param **params = lua_newuserdatauv(L, (size_t)n * sizeof *params, 0);
@@ -167,7 +170,7 @@ static double option(lua_State *L, Rille *r, const char *key, double fallback, c
 
 // Every key of the table at 2 is one of names[n].
 static void known_options(lua_State *L, Rille *r, const char *fn, const char *const *names, int n) {
-  luaL_checktype(L, 2, LUA_TTABLE);
+  table_check(L, r, 2, fn);
   lua_pushnil(L);
   while (lua_next(L, 2)) {
     const char *key = lua_type(L, -2) == LUA_TSTRING ? lua_tostring(L, -2) : "?";

@@ -56,14 +56,6 @@ static Compute compute_type(DType dtype) {
   return IN_F64;
 }
 
-// A float as an integer: toward zero, the ends for what does not fit, 0 for NaN.
-static int64_t to_integer(double v) {
-  if (v != v) return 0;
-  if (v >= 9223372036854775807.0) return INT64_MAX;
-  if (v <= -9223372036854775808.0) return INT64_MIN;
-  return (int64_t)v;
-}
-
 // Loads: n elements, `stride` apart, into a dense block of type T.
 #define LOADS(NAME, T, FROM_FLOAT)                                                             \
   static void load_##NAME(T *to, const char *from, DType dtype, int64_t stride, int64_t n) {   \
@@ -96,7 +88,7 @@ static int64_t to_integer(double v) {
     }                                                                                          \
   }
 #define AS_IS(v) (v)
-#define AS_INTEGER(v) to_integer((double)(v))
+#define AS_INTEGER(v) real_to_int64((double)(v))
 LOADS(f32, float, AS_IS)
 LOADS(f64, double, AS_IS)
 LOADS(i64, int64_t, AS_INTEGER)
@@ -127,7 +119,7 @@ LOADS(i64, int64_t, AS_INTEGER)
     }                                                                                       \
   }
 STORES(f32, float, AS_INTEGER)
-STORES(f64, double, to_integer)
+STORES(f64, double, real_to_int64)
 STORES(i64, int64_t, AS_IS)
 
 static bool native(Compute compute, DType dtype) {
@@ -147,7 +139,7 @@ static void unary_i64(const Walk *w, int64_t *out, const int64_t *a, int64_t n) 
     case UNARY_square: v = (int64_t)((uint64_t)v * (uint64_t)v); break;
     case UNARY_relu: v = v > 0 ? v : 0; break;
     case UNARY_clamp:
-      v = (double)v < lo ? to_integer(lo) : (double)v > hi ? to_integer(hi) : v;
+      v = (double)v < lo ? real_to_int64(lo) : (double)v > hi ? real_to_int64(hi) : v;
       break;
     default: assert(false && "no integer form"); // of a kernels.h list that is longer than ours
     }

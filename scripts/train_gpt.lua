@@ -19,7 +19,7 @@ local o = rille.options {
   { "global", 32, "samples a step, over all ranks", min = 1 },
   { "micro", 8, "samples a microbatch", min = 1 },
   { "lr", 1e-3, "highest learning rate", min = 0 },
-  { "min-lr", 0.1, "last learning rate, as a share of the highest" },
+  { "min-lr", 0.1, "last learning rate, as a share of the highest", min = 0 },
   { "warmup", 50, "steps of warm-up", min = 0 },
   { "schedule", "cosine", "learning-rate schedule",
     choices = { "constant", "linear", "cosine", "wsd" } },
@@ -28,7 +28,7 @@ local o = rille.options {
   { "recompute", false, "run each block's forward again in backward instead of keeping it" },
   { "eval-every", 200, "steps between evaluations on held-out text (0: only at the end)", min = 0 },
   { "eval-batches", 20, "microbatches of an evaluation", min = 1 },
-  { "save-every", 0, "steps between checkpoints (needs --out)" },
+  { "save-every", 0, "steps between checkpoints (0: none)", min = 0, needs = "out" },
   { "sample", 400, "bytes to write at the end", min = 0 },
   { "prompt", "In the beginning", "what the sample begins with" },
   { "temperature", 0.8, "of sampling", min = 0 },
@@ -51,6 +51,15 @@ local trainer = rille.Trainer {
   batch = { global = o.global, micro = o.micro }, recompute = o.recompute,
   checkpoint = { every = o.save_every },
 }
+-- n bytes after the prompt. Options that cannot be are told now, not after the training.
+local function write(n)
+  local ids = rille.sample(model, data.encode(o.prompt), n, {
+    temperature = o.temperature, top_k = o.top_k, top_p = o.top_p, seed = o.seed, context = o.T,
+  })
+  return o.prompt .. data.decode(ids)
+end
+if o.sample > 0 then write(0) end
+
 if o.resume then print(("resumed at step %d"):format(trainer:resume(o.resume))) end
 print(("GPT (%s): %d blocks, d %d, %d heads, %.1f M parameters; %d samples of %d bytes a step")
   :format(o.style, o.layers, o.d, o.heads, model:n_parameters() / 1e6, o.global, o.T))
@@ -64,9 +73,4 @@ for step, batch in trainer:steps(data.train, o.steps) do
 end
 if o.out then trainer:save() end
 
-if o.sample > 0 then
-  local ids = rille.sample(model, data.encode(o.prompt), o.sample, {
-    temperature = o.temperature, top_k = o.top_k, top_p = o.top_p, seed = o.seed, context = o.T,
-  })
-  print("\n" .. o.prompt .. data.decode(ids))
-end
+if o.sample > 0 then print("\n" .. write(o.sample)) end

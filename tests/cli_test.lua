@@ -121,6 +121,18 @@ check.test("mistakes in a declaration are the script's errors", function()
   check.raises(function() cli.parse({ { 6, "layers" } }, {}) end, "begins with the option's name")
 end)
 
+check.test("an option may need another one", function()
+  local rows = { { "out", nil, "directory", type = "string" },
+    { "save-every", 0, "steps between checkpoints", needs = "out" } }
+  local function message(...) return select(2, cli.parse(rows, { [0] = "train.lua", ... })) end
+  check.ok(message("--save-every", "5"):find("--save-every 5 does nothing without --out", 1, true))
+  check.equal(message("--save-every", "5", "--out", "a"), nil)
+  check.equal(message("--save-every", "0"), nil)
+  check.ok(select(3, cli.parse(rows, { "--help" })):find("checkpoints, needs --out (0)", 1, true))
+  check.raises(function() cli.parse({ { "a", 1, "", needs = "b" } }, {}) end,
+    "%-%-a needs %-%-b, which is not declared")
+end)
+
 check.test("did_you_mean: near names only", function()
   check.equal(rille.did_you_mean("weight_decya", { "lr", "weight_decay" }),
     '; did you mean "weight_decay"?')

@@ -54,6 +54,27 @@ check.test("checkpoint: the same bits as without, also through captured tensors"
   check.equal(run(true), run(false))
 end)
 
+check.test("a second forward that gives another shape, dtype or kind is named", function()
+  local calls = 0
+  local function region(second)
+    calls = 0
+    local x = rille.ones(2, 3):requires_grad_()
+    local y = rille.checkpoint(function(h)
+      calls = calls + 1
+      return calls == 1 and h * 2 or second(h)
+    end, x)
+    y:sum():backward()
+  end
+  region(function(h) return h * 2 end)
+  check.raises(function() region(function(h) return (h * 2):sum(0) end) end,
+    "checkpoint: result 1 of the second forward is f32%[3%], the first forward gave f32%[2, 3%]",
+    "compute the same both times")
+  check.raises(function() region(function(h) return (h * 2):to("f64") end) end,
+    "second forward is f64%[2, 3%], the first forward gave f32%[2, 3%]")
+  check.raises(function() region(function() return nil end) end,
+    "second forward is a nil, the first forward gave f32%[2, 3%]")
+end)
+
 check.test("checkpoint: nested regions, and I with W, give the same bits", function()
   local function run(checkpoint, half)
     rille.manual_seed(2)

@@ -171,9 +171,9 @@ end)
 check.test("options and records are checked", function()
   check.raises(function() rille.Metrics { evry = 1 } end, "metrics_test.lua:%d+: ",
     'Metrics has no option "evry"; did you mean "every"')
-  check.raises(function() rille.Metrics { every = -1 } end, "every must be a number of steps")
+  check.raises(function() rille.Metrics { every = -1 } end, "every must be an integer from 0 on")
   check.raises(function() rille.Metrics { every = 0 }:step { loss = 1 } end,
-    "metrics_test.lua:%d+: ", "a step needs its number, got step = nil")
+    "metrics_test.lua:%d+: ", "step must be an integer, got nil")
 end)
 
 -- What a script writes to a terminal of 60 columns (by util-linux's script), or nil.

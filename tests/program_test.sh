@@ -67,7 +67,14 @@ END
 expect 'errors name the line' 1 'deep.lua:2: matmul: inner sizes differ' "$rille" "$work/deep.lua"
 expect 'and the way there' 1 'deep.lua:3 in outer' "$rille" "$work/deep.lua"
 expect 'a syntax error names its line' 1 'e:1: unexpected symbol' "$rille" -e 'return ('
-expect 'an error that is a table' 1 'an error of type table' "$rille" -e 'error({})'
+expect 'an error that is a table names the line and what was raised' 1 \
+  '^rille: -e:1: error(...) was called with a table instead of a message: {3, a = "b"}$' \
+  "$rille" -e 'error { 3, a = "b" }'
+expect 'and one that is nothing' 1 '^rille: -e:1: error.* with a nil' "$rille" -e 'error()'
+expect 'an option that the library refuses is wrong usage' 2 '^rille: -e:1: Dropout: p must be' \
+  "$rille" -e 'rille.nn.Dropout { p = 2 }'
+expect 'but not where it was caught' 1 'later' "$rille" -e \
+  'pcall(rille.nn.Dropout, 2) error("later")'
 expect 'the last rank is quiet, print_all is tagged' 0 '^\[rank 1\] b$' env OMPI_COMM_WORLD_RANK=1 \
   OMPI_COMM_WORLD_SIZE=2 "$rille" -e 'print("a") rille.print_all("b")'
 # shellcheck disable=SC2016  # the inner shell's variable

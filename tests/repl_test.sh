@@ -82,6 +82,17 @@ printf '%s\n' 'randn(1000, 1000)' 'for i = 1, 2 do collectgarbage() end' \
 piped <"$work/in"
 claim 'nothing keeps a printed result alive' '^true$'
 
+printf '%s\n' 'help' 'quit' 'print("still here")' >"$work/in"
+piped <"$work/in"
+claim 'help alone says how' 'rille.help("softmax")'
+lacks 'quit alone leaves' 'still here'
+printf '%s\n' 'exit()' 'print("still here")' >"$work/in"
+piped <"$work/in"
+lacks 'exit() leaves' 'still here'
+printf '%s\n' 'help = 5' 'help' 'helpp' >"$work/in"
+piped <"$work/in"
+claim 'a variable of that name is the variable' '^5$'
+
 printf '%s\n' 'local a = 3' 'a + 1' 'for i = 1, 1 do' '  print(i + 5)' 'end' 'aa' '{1, x = "y"}' >"$work/in"
 piped <"$work/in"
 claim 'lines from a pipe run; local lasts' '^4$' '^6$' '{1, x = "y"}'

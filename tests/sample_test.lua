@@ -159,8 +159,8 @@ check.test("arguments are checked", function()
       "sample_test.lua:%d+: sample", words)
   end
   refused("the prompt is empty", {}, 1)
-  refused("the prompt must be a list or a tensor of ids, got string", "In", 1)
-  refused("n must be a number of tokens, got %-1", { 0 }, -1)
+  refused('the prompt must be a list or a tensor of ids, got the string "In"', "In", 1)
+  refused("n must be an integer from 0 on, got %-1", { 0 }, -1)
   refused('no option "temprature"; did you mean "temperature"', { 0 }, 1, { temprature = 1 })
   refused("temperature must be a number from 0 %(the likeliest%) on, got %-1", { 0 }, 1,
     { temperature = -1 })

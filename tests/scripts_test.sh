@@ -48,3 +48,16 @@ expect 'train_mlp.lua learns its spirals' 0 '^\(39[0-9]\|400\) of 400 points on 
   "$rille" scripts/train_mlp.lua --steps 300
 expect 'train_mlp.lua: its options' 2 'no option --step; did you mean "--steps"' \
   "$rille" scripts/train_mlp.lua --step 300
+
+seq 2000 >"$work/text.txt"
+gpt() { "$rille" scripts/train_gpt.lua --text "$work/text.txt" --layers 1 --d 16 --heads 2 --T 16 \
+  --global 4 --micro 2 --steps 2 "$@"; }
+expect 'train_gpt.lua trains, evaluates and samples' 0 '^In the beginning' gpt --sample 5
+expect 'train_gpt.lua: an option without the one it needs' 2 \
+  '^rille: .*--save-every 5 does nothing without --out' gpt --save-every 5
+for wrong in '--top-p 0' '--prompt=' '--heads 3' '--kv-heads 3'; do
+  # shellcheck disable=SC2086  # two words
+  expect "train_gpt.lua $wrong is refused" 2 '^rille: ' gpt $wrong
+  if grep -q '^step ' "$work/log"; then echo "not ok before training: $wrong" && cat "$work/log"
+  else echo "ok before training: $wrong"; fi
+done

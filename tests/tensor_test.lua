@@ -14,6 +14,41 @@ check.test("tensor: shape and dtype follow the nested tables", function()
   check.equal(tensor({1, 2}, {dtype = "f64"}):dtype(), "f64")
 end)
 
+check.test("i64 is exact beyond 2^53: made, filled, assigned, counted, shown", function()
+  local big <const> = (1 << 53) + 1
+  check.equal(tensor{big, -big}:tolist(), {big, -big})
+  check.equal(rille.full({2}, big), {big, big})
+  check.equal(rille.full_like(tensor{1}, big), {big})
+  check.equal(rille.zeros({2}, {dtype = "i64"}):fill_(big), {big, big})
+  local x <const> = tensor{1, 2}
+  x[0] = big
+  check.equal(x, {big, 2})
+  check.equal(rille.arange(big, big + 3), {big, big + 1, big + 2})
+  check.equal(rille.arange(big, big - 5, -2), {big, big - 2, big - 4})
+  check.ok(tostring(tensor{big, 1}):find("[9007199254740993,                1]", 1, true))
+  check.ok(tostring(tensor(math.mininteger)):find("-9223372036854775808", 1, true))
+end)
+
+check.test("real numbers become integers by one rule, wherever it happens", function()
+  local reals <const> = {2.9, -2.9, 0 / 0, 1 / 0, -1 / 0, 1e300, -1e19}
+  local most <const>, least <const> = math.maxinteger, math.mininteger
+  local integers <const> = {2, -2, 0, most, least, most, least}
+  check.equal(tensor(reals, {dtype = "i64"}), integers)
+  for _, dtype in ipairs{"f64", "f32"} do
+    check.equal(tensor(reals, {dtype = dtype}):to("i64"), integers)
+  end
+  local low <const> = {2, -2, 0, -1, 0, -1, 0} -- the low bits of these
+  check.equal(tensor(reals, {dtype = "i32"}), low)
+  check.equal(tensor(reals, {dtype = "f64"}):to("i32"), low)
+  for i, real in ipairs(reals) do
+    check.equal(rille.full({1}, real, {dtype = "i64"}), {integers[i]})
+    check.equal(rille.full({1}, real, {dtype = "i32"}), {low[i]})
+    local x <const> = tensor{7}
+    x[0] = real
+    check.equal(x, {integers[i]})
+  end
+end)
+
 check.test("tensor: ragged tables and foreign values are refused", function()
   check.raises(function() tensor{{1, 2}, {3}} end, "has 1 entries, the first one there has 2")
   check.raises(function() tensor{1, {2}} end, "where a number is expected")

@@ -126,3 +126,26 @@ ok 'one changed bit in the optimizer state of a checkpoint is noticed' $?
 run_status --stepps 3
 [ $status -eq 2 ] && grep -q 'did you mean' out
 ok 'an unknown option: exit 2, with the nearest name' $?
+
+run --out whole --resume --steps 10
+grep -q 'the checkpoint is at step 20; nothing left to do of 10' out && [ "$(fingerprint)" = "$whole" ]
+ok 'resume past the end says that nothing is left to do' $?
+
+mkdir empty
+run_status --out empty --resume
+[ $status -eq 1 ] && grep -q 'the directory empty has no checkpoint.json' out
+ok 'resume from a directory without a checkpoint says what is expected there' $?
+
+run_status --out other --every -1
+[ $status -eq 2 ] && grep -q 'every must be an integer from 0 on, got -1' out && [ ! -e other ]
+ok 'an option that the trainer refuses: exit 2, before anything is written' $?
+
+# shellcheck disable=SC2016  # the inner shell's variable
+"$rille" -e 'local n = rille.nn.Linear { 2, 2 }
+local t = rille.Trainer { model = n, loss = rille.nn.mse, optimizer = "sgd", batch = { 2 }, log = 0 }
+local x = rille.ones(2, 2)
+for _, batch in t:steps(rille.data.fixed { x, x }, 1) do t:step(batch) end
+os.execute("kill -TERM $PPID")
+print "alive"' >out 2>&1
+[ $? -eq 143 ] && ! grep -q alive out
+ok 'after the loop SIGTERM does again what it did before' $?

@@ -7,6 +7,7 @@
 -- rename, so an interruption at any point leaves the previous checkpoint usable.
 local rille = require "rille"
 local core = rille.core
+local expect = require "rille.expect"
 local fail = require "rille.fail"
 local known = require "rille.known"
 
@@ -19,11 +20,13 @@ local EXIT_STOPPED = 75
 function checkpoint.configure(trainer, spec)
   spec = spec or {}
   known("Trainer: checkpoint", spec, { "every", "keep" })
+  expect.option("Trainer: checkpoint", "every", spec.every, "count?")
+  expect.option("Trainer: checkpoint", "keep", spec.keep, "positive?")
   trainer.checkpoint_every = spec.every or 0
   trainer.checkpoint_keep = spec.keep or 2
   trainer.checkpoints = {}
   if trainer.checkpoint_every > 0 and not trainer.out then
-    error("Trainer: checkpoint.every needs out, the directory to write to", 0)
+    fail.usage("Trainer: checkpoint.every needs out, the directory to write to")
   end
 end
 
@@ -59,9 +62,10 @@ end
 --- Writes a checkpoint to `path` (default: a file in the trainer's out directory); returns the
 --- path.
 function checkpoint.save(trainer, path)
+  expect("Trainer:save", "path", path, "path?")
   local own = path == nil
   if own then
-    if not trainer.out then error("save needs a path, or a trainer with out", 0) end
+    if not trainer.out then fail("save needs a path, or a trainer with out") end
     core.make_directory(trainer.out)
     path = ("%s/checkpoint-%08d.safetensors"):format(trainer.out, trainer.step_count)
   end
@@ -89,8 +93,18 @@ end
 -- The file that a path means: itself, or what checkpoint.json in the directory names.
 local function locate(path)
   local pointer = path .. "/" .. POINTER
+  local there = core.stat(path)
+  if not there then
+    fail("resume: there is no %s\n    hint: a checkpoint file is wanted, or a directory with %s",
+      path, POINTER)
+  end
+  if not there.is_directory then return path end
   local f = io.open(pointer)
-  if not f then return path end
+  if not f then
+    fail("resume: the directory %s has no %s, which names the latest checkpoint: nothing was saved "
+      .. "there\n    hint: a trainer writes it with out = %q and checkpoint = {every = 100}, or "
+      .. "trainer:save()", path, POINTER, path)
+  end
   local text = f:read("a")
   f:close()
   local ok, record = pcall(core.json_decode, text)
@@ -138,6 +152,7 @@ end
 --- Brings a trainer to the state of a checkpoint, exactly. Errors name what does not fit, or that
 --- the file is damaged; nothing has changed then.
 function checkpoint.resume(trainer, path)
+  expect("Trainer:resume", "path", path, "path")
   path = locate(path)
   local tensors, metadata = rille.load(path)
   local record = read_record(path, metadata)
@@ -165,6 +180,7 @@ function checkpoint.resume(trainer, path)
   trainer.step_count, trainer.samples_seen = record.step, record.samples_seen
   rille.random_state(record.random)
   trainer.checkpoints = { path }
+  trainer.resumed = true
   return record.step
 end
 

@@ -13,6 +13,7 @@
 -- last one counts.
 local rille = require "rille"
 local core = rille.core
+local expect = require "rille.expect"
 local fail = require "rille.fail"
 
 local cli = {}
@@ -25,6 +26,8 @@ local HELP_COLUMN = 32 -- where help texts begin at most
 ---@param list string[]
 ---@return string
 function cli.did_you_mean(name, list)
+  expect("rille.did_you_mean", "name", name, "string")
+  expect("rille.did_you_mean", "list", list, "list")
   local near = core.nearest(name, list)
   local is_letter = #name:gsub("^%-+", "") == 1 -- any other letter would be near
   if not near or is_letter and near:lower() ~= name:lower() then return "" end
@@ -58,7 +61,9 @@ end
 
 -- ---- what the script declares
 
-local row_keys = { type = true, choices = true, min = true, max = true, sign = true }
+local row_keys = {
+  type = true, choices = true, min = true, max = true, sign = true, needs = true,
+}
 
 local function check_row(row)
   if type(row[1]) ~= "string" or not row[1]:find("^%a[%w_-]*$") then
@@ -68,7 +73,7 @@ local function check_row(row)
   for key in pairs(row) do
     if type(key) == "string" and not row_keys[key] then
       fail("options: --%s has the unknown key %q%s", row[1], key,
-        cli.did_you_mean(key, { "type", "choices", "min", "max", "sign" }))
+        cli.did_you_mean(key, { "type", "choices", "min", "max", "needs", "sign" }))
     end
   end
 end
@@ -87,15 +92,17 @@ local function declare(row)
   return {
     name = row[1]:gsub("_", "-"), key = row[1]:gsub("-", "_"), default = default,
     help = row[3] or "", type = kind, choices = row.choices, min = row.min, max = row.max,
-    sign = row.sign,
+    sign = row.sign, needs = row.needs,
   }
 end
 
 -- The declarations in order (headings are texts), and by key.
 local function declare_all(spec)
+  expect("rille.options", "the argument", spec, "table")
   local list, by_key = {}, {}
   for _, row in ipairs(spec) do
     local entry = row
+    expect("rille.options", "a row", row, "table|string")
     if type(row) == "table" then
       entry = declare(row)
       if by_key[entry.key] or entry.key == "help" then
@@ -105,6 +112,11 @@ local function declare_all(spec)
       by_key[entry.key] = entry
     end
     table.insert(list, entry)
+  end
+  for _, option in pairs(by_key) do
+    if option.needs and not by_key[option.needs:gsub("-", "_")] then
+      fail("options: --%s needs --%s, which is not declared", option.name, option.needs)
+    end
   end
   return list, by_key
 end
@@ -131,6 +143,7 @@ local function right_side(option)
   if option.max then table.insert(range, "to " .. show(option.max)) end
   local words = option.help
   if #range > 0 then words = words .. ", " .. table.concat(range, " ") end
+  if option.needs then words = words .. ", needs --" .. option.needs end
   if option.default == nil then return words end
   return ("%s (%s)"):format(words, show(option.default))
 end
@@ -246,6 +259,16 @@ local function parse_option(values, args, i, list, by_key)
   return i + 2
 end
 
+-- An option that was set does nothing without the one that it needs.
+local function check_needs(values, by_key, list)
+  for _, option in ipairs(list) do
+    local other = type(option) == "table" and option.needs and by_key[option.needs:gsub("-", "_")]
+    if other and values[option.key] ~= option.default and values[other.key] == other.default then
+      refuse("--%s %s does nothing without --%s", option.name, show(values[option.key]), other.name)
+    end
+  end
+end
+
 local function parse_all(list, by_key, args)
   local values = {}
   for key, option in pairs(by_key) do values[key] = option.default end
@@ -257,6 +280,7 @@ local function parse_all(list, by_key, args)
     end
     i = parse_option(values, args, i, list, by_key)
   end
+  check_needs(values, by_key, list)
   return values, false
 end
 
@@ -293,8 +317,8 @@ end
 
 --- The options of a script. On a wrong one: a message from rank 0 and exit code 2; on --help: the
 --- help text and exit code 0.
----@param spec table rows {name, default, help, type =, choices =, min =, max =, sign =}; texts
---- between them are headings; `help` is about the script
+---@param spec table rows {name, default, help, type =, choices =, min =, max =, sign =, needs =};
+--- texts between them are headings; `help` is about the script
 ---@param args string[]? default: the script's arguments
 ---@return table options by name
 function cli.options(spec, args)

@@ -11,18 +11,20 @@
 -- gives such a pair, or a pair of tensors, can stand in for a loader.
 local rille = require "rille"
 local core = rille.core
+local expect = require "rille.expect"
 local fail = require "rille.fail"
 local known = require "rille.known"
+local strict = require "rille.strict"
 
-local data = {}
+local data = strict("rille.data", {})
 
 -- ---- options
 
 local function check_integer(where, o, name, min)
   local value = o[name]
   if math.type(value) ~= "integer" or min and value < min then
-    fail("%s: %s must be an integer%s, got %s", where, name, min and " from " .. min .. " on" or "",
-      tostring(value))
+    fail.usage("%s: %s must be an integer%s, got %s", where, name,
+      min and " from " .. min .. " on" or "", expect.describe(value))
   end
 end
 
@@ -30,7 +32,8 @@ end
 local function read_options(where, given, defaults, names)
   if type(given) == "string" then given = { given } end
   if type(given) ~= "table" then
-    fail("%s takes a table, as in %s{\"text.txt\", T = 256}; got %s", where, where, type(given))
+    fail("%s takes a table, as in %s{\"text.txt\", T = 256}; got %s", where, where,
+      expect.describe(given))
   end
   local o = {}
   for key, value in pairs(defaults) do o[key] = value end
@@ -40,14 +43,18 @@ local function read_options(where, given, defaults, names)
   end
   o.path = given[1]
   if type(o.path) ~= "string" then
-    fail("%s needs the path of a file first, got %s", where, type(o.path))
+    fail("%s needs the path of a file first, got %s", where, expect.describe(o.path))
   end
   check_integer(where, o, "T", 1)
   check_integer(where, o, "seed")
   if type(o.val) ~= "string" and not (type(o.val) == "number" and o.val >= 0 and o.val < 1) then
-    fail("%s: val must be the share of the text that is held out (0 <= val < 1) or the path of "
-      .. "another file, got %s", where, tostring(o.val))
+    fail.usage("%s: val must be the share of the text that is held out (0 <= val < 1) or the path "
+      .. "of another file, got %s", where, expect.describe(o.val))
   end
+  expect.option(where, "cache", o.cache, "path?")
+  expect.option(where, "format", o.format, "string?")
+  expect.option(where, "encode", o.encode, "function?")
+  expect.option(where, "decode", o.decode, "function?")
   return o
 end
 
@@ -62,6 +69,8 @@ Rows.__index = Rows
 ---@param first integer
 ---@param count integer
 function Rows:rows(first, count)
+  expect("rows", "first", first, "integer")
+  expect("rows", "count", count, "integer")
   if first < 0 or count < 0 or first + count > self.n then
     fail("rows: samples %d to %d of a batch of %d (they count from 0)", first, first + count - 1,
       self.n)
@@ -86,6 +95,7 @@ local function tensor_rows(t)
 end
 
 local function check_tensors(where, list)
+  expect(where, "the argument", list, "list")
   if #list == 0 then fail("%s needs tensors, as in %s{x, y}", where, where) end
   for i, t in ipairs(list) do
     if not rille.is_tensor(t) or t:ndim() == 0 then
@@ -122,7 +132,10 @@ end
 
 --- How many batches of n samples it takes to see everything once; the last may be smaller.
 ---@param n integer samples
-function Loader:n_batches(n) return (self.n_windows + n - 1) // n end
+function Loader:n_batches(n)
+  expect("n_batches", "n", n, "positive")
+  return (self.n_windows + n - 1) // n
+end
 
 --- Samples first .. first + n - 1, counted over all time.
 ---@param first integer
@@ -219,9 +232,13 @@ end
 
 -- ---- bytes as tokens
 
-local function encode_bytes(text) return rille.tensor(text, { dtype = "i64" }) end
+local function encode_bytes(text)
+  expect("encode", "text", text, "string")
+  return rille.tensor(text, { dtype = "i64" })
+end
 
 local function decode_bytes(ids)
+  expect("decode", "ids", ids, "ids")
   if rille.is_tensor(ids) then ids = ids:view(-1):tolist() end
   local parts = {}
   for i, id in ipairs(ids) do
@@ -308,6 +325,8 @@ end
 function data.fixed(given)
   known("data.fixed", given, { "seed", "shuffled" })
   local list = type(given[1]) == "table" and given[1] or given
+  expect.option("data.fixed", "seed", given.seed, "integer?")
+  expect.option("data.fixed", "shuffled", given.shuffled, "boolean?")
   check_tensors("data.fixed", list)
   local n = list[1]:size(0)
   if n == 0 then fail("data.fixed: the tensors have no samples") end

@@ -1,5 +1,8 @@
 --- gradcheck - gradients against central differences, in f64.
 local rille <const> = require "rille"
+local expect <const> = require "rille.expect"
+local fail <const> = require "rille.fail"
+local known <const> = require "rille.known"
 
 local M <const> = {}
 
@@ -13,7 +16,7 @@ local function objective(outputs, weights)
       total = total and total + term or term
     end
   end
-  if not total then error("gradcheck: fn returned no f64 tensor", 3) end
+  if not total then fail("gradcheck: fn returned no f64 tensor") end
   return total
 end
 
@@ -71,11 +74,12 @@ end
 ---@return boolean passed, string report
 function M.gradcheck(fn, inputs, options)
   options = options or {}
-  for key in pairs(options) do
-    if key ~= "eps" and key ~= "tol" and key ~= "raise" then
-      error(("gradcheck: there is no option %q (eps, tol, raise)"):format(key), 2)
-    end
-  end
+  expect("gradcheck", "fn", fn, "function")
+  if rille.is_tensor(inputs) then inputs = { inputs } end
+  expect("gradcheck", "inputs", inputs, "list")
+  known("gradcheck", options, { "eps", "tol", "raise" })
+  expect("gradcheck", "eps", options.eps, "number?")
+  expect("gradcheck", "tol", options.tol, "number?")
   local eps <const>, tol <const> = options.eps or 1e-5, options.tol or 1e-6
   local copies, weights = {}, {}
   for i, x in ipairs(inputs) do
@@ -114,7 +118,7 @@ function M.gradcheck(fn, inputs, options)
   local passed <const> = worst <= tol
   local report <const> = ("gradcheck: %d elements, worst difference %.3g (tolerance %g) at %s")
     :format(count, worst, tol, words)
-  if not passed and options.raise ~= false then error(report, 2) end
+  if not passed and options.raise ~= false then fail("%s", report) end
   return passed, report
 end
 

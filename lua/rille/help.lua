@@ -1,5 +1,6 @@
 --- help - what an op does, from the table that the bindings are made from.
 local rille <const> = require "rille"
+local expect <const> = require "rille.expect"
 
 local M <const> = {}
 
@@ -26,16 +27,21 @@ local function describe(row)
   return ("%s\n    %s%s"):format(signature(row), row.help, tail)
 end
 
---- The names that are near to a word, from what there is.
+-- The op whose name a word may mean: a misspelling, or a part of it.
 local function suggest(word, list)
-  for _, row in ipairs(list) do
-    if row.name:find(word, 1, true) or word:find(row.name, 1, true) then return row.name end
+  local names <const> = {}
+  for i, row in ipairs(list) do names[i] = row.name end
+  local near <const> = rille.core.nearest(word, names)
+  if near then return near end
+  for _, name in ipairs(names) do
+    if name:find(word, 1, true) or word:find(name, 1, true) then return name end
   end
 end
 
 --- help("softmax") prints one op, help() all of them in a line each.
 ---@param name? string
 function M.help(name)
+  expect("rille.help", "name", name, "string?")
   local list <const> = rows()
   if name == nil then
     for _, row in ipairs(list) do print(("%-20s %s"):format(row.name, row.help)) end
@@ -46,7 +52,7 @@ function M.help(name)
     if row.name == name then return print(describe(row)) end
   end
   local near <const> = suggest(name, list)
-  print(("there is no op %q%s"):format(name, near and (", there is %q"):format(near) or ""))
+  print(("there is no op %q%s"):format(name, near and (", did you mean %q?"):format(near) or ""))
 end
 
 return M

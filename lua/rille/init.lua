@@ -14,24 +14,36 @@ local homes <const> = {
   schedule = "rille.schedule", schedule_from = "rille.schedule", schedules = "rille.schedule",
 }
 
+-- A field that is there, or that a submodule brings; nil if there is none.
+function core.find(key)
+  local value, home = rawget(rille, key), homes[key]
+  if value ~= nil or not home then return value end
+  local module = require(home)
+  value = rawget(rille, key)
+  if value == nil then
+    value = type(module) == "table" and rawget(module, key)
+    if "rille." .. key == home and not value then value = module end
+    rille[key] = value
+  end
+  return value
+end
+
 setmetatable(rille, {
-  __index = function(self, key)
-    local home = homes[key]
-    if not home then return nil end
-    local module = require(home)
-    local value = rawget(self, key)
-    if value == nil then
-      value = "rille." .. key == home and type(module) == "table" and module[key] == nil and module
-        or module[key]
-      rawset(self, key, value)
-    end
-    return value
+  __index = function(_, key)
+    local value = core.find(key)
+    if value ~= nil or type(key) ~= "string" then return value end
+    local names = {}
+    for name in pairs(homes) do table.insert(names, name) end
+    for name in pairs(rille) do table.insert(names, name) end
+    table.sort(names)
+    require "rille.fail"("rille has no field %q%s", key, rille.did_you_mean(key, names))
   end,
 })
 
 --- Ends the script: 0 ok, 1 error, 2 usage, 3 non-finite loss, 75 stopped with a checkpoint.
 ---@param code? integer
 function rille.exit(code)
+  require "rille.expect"("rille.exit", "code", code, "count?")
   os.exit(code or 0, true)
 end
 

@@ -2,6 +2,8 @@
 -- channels.
 local rille = require "rille"
 local nn = require "rille.nn"
+local expect = require "rille.expect"
+local fail = require "rille.fail"
 local none = nn.none
 
 local activations = { none = 0, relu = 1, gelu = 2, gelu_tanh = 3, silu = 4 }
@@ -12,7 +14,8 @@ local function act_code(name)
     local names = {}
     for known in pairs(activations) do table.insert(names, known) end
     table.sort(names)
-    error(("there is no activation %q: %s"):format(tostring(name), table.concat(names, ", ")), 4)
+    fail.usage("there is no activation %q: %s%s", tostring(name), table.concat(names, ", "),
+      rille.did_you_mean(tostring(name), names))
   end
   return code
 end
@@ -25,7 +28,8 @@ nn.Linear = Linear
 
 function Linear:init(...)
   local o = nn.arguments("Linear", { ... }, { "d_in", "d_out" },
-    { bias = true, act = "none", tied = none, dtype = "f32" })
+    { bias = true, act = "none", tied = none, dtype = "f32" },
+    { d_in = "count", d_out = "count", tied = "string?" })
   self.d_in, self.d_out, self.act = o.d_in, o.d_out, act_code(o.act)
   local bound = 1 / math.sqrt(math.max(o.d_in, 1))
   if o.tied then
@@ -46,7 +50,7 @@ function Linear:matrix()
   if not rawget(self, "_matrix") then
     local weight = self:root():get(self.tied)
     if not rille.is_tensor(weight) then
-      error(("%s: tied = %q is no parameter"):format(self._path, self.tied), 0)
+      fail("%s: tied = %q is no parameter", self._path, self.tied)
     end
     rawset(self, "_matrix", weight)
   end
@@ -67,7 +71,8 @@ nn.TokenEmbedding = TokenEmbedding
 
 function TokenEmbedding:init(...)
   local o = nn.arguments("TokenEmbedding", { ... }, { "vocab", "d" },
-    { positions = none, dtype = "f32", std = 0.02 })
+    { positions = none, dtype = "f32", std = 0.02 },
+    { vocab = "count", d = "count", positions = "positive?" })
   self.vocab, self.d, self.positions = o.vocab, o.d, o.positions
   self.weight = nn.Parameter({ o.vocab, o.d }, { dtype = o.dtype })
   self.weight:normal_(0, o.std)
@@ -82,8 +87,8 @@ function TokenEmbedding:forward(ids)
   if not self.position then return x end
   local T = ids:size(-1)
   if T > self.positions then
-    error(("a sequence of %d tokens is longer than the %d positions of this embedding"):format(T,
-      self.positions), 0)
+    fail("a sequence of %d tokens is longer than the %d positions of this embedding", T,
+      self.positions)
   end
   return x + self.position:slice(0, 0, T)
 end
@@ -95,7 +100,8 @@ local LayerNorm = nn.class "LayerNorm"
 nn.LayerNorm = LayerNorm
 
 function LayerNorm:init(...)
-  local o = nn.arguments("LayerNorm", { ... }, { "d" }, { eps = 1e-5, bias = true, dtype = "f32" })
+  local o = nn.arguments("LayerNorm", { ... }, { "d" },
+    { eps = 1e-5, bias = true, dtype = "f32" }, { d = "count" })
   self.eps = o.eps
   self.weight = nn.Parameter({ o.d }, { dtype = o.dtype })
   self.weight:fill_(1)
@@ -109,7 +115,8 @@ local RMSNorm = nn.class "RMSNorm"
 nn.RMSNorm = RMSNorm
 
 function RMSNorm:init(...)
-  local o = nn.arguments("RMSNorm", { ... }, { "d" }, { eps = 1e-6, dtype = "f32" })
+  local o = nn.arguments("RMSNorm", { ... }, { "d" }, { eps = 1e-6, dtype = "f32" },
+    { d = "count" })
   self.eps = o.eps
   self.weight = nn.Parameter({ o.d }, { dtype = o.dtype })
   self.weight:fill_(1)
@@ -125,13 +132,15 @@ nn.Attention = Attention
 
 function Attention:init(...)
   local o = nn.arguments("Attention", { ... }, { "d", "heads" },
-    { causal = false, kv_heads = none, window = 0, rotary = false, bias = true, dtype = "f32" })
+    { causal = false, kv_heads = none, window = 0, rotary = false, bias = true, dtype = "f32" },
+    { d = "count", heads = "positive", kv_heads = "positive?", window = "count",
+      rotary = "boolean|number" })
   local kv_heads = o.kv_heads or o.heads
   if o.d % o.heads ~= 0 then
-    error(("Attention: d = %d does not divide into %d heads"):format(o.d, o.heads), 3)
+    fail.usage("Attention: d = %d does not divide into %d heads", o.d, o.heads)
   end
   if o.heads % kv_heads ~= 0 then
-    error(("Attention: %d heads cannot share kv_heads = %d"):format(o.heads, kv_heads), 3)
+    fail.usage("Attention: %d heads cannot share kv_heads = %d", o.heads, kv_heads)
   end
   self.heads, self.kv_heads, self.size = o.heads, kv_heads, o.d // o.heads
   self.causal, self.window = o.causal, o.window
@@ -165,7 +174,7 @@ nn.MLP = MLP
 
 function MLP:init(...)
   local o = nn.arguments("MLP", { ... }, { "d", "hidden" },
-    { act = "gelu_tanh", bias = true, dtype = "f32" })
+    { act = "gelu_tanh", bias = true, dtype = "f32" }, { d = "count", hidden = "count" })
   self.gated = o.act == "swiglu"
   local options = { bias = o.bias, dtype = o.dtype }
   local function linear(d_in, d_out, act)
@@ -190,9 +199,10 @@ end
 local Dropout = nn.class "Dropout"
 nn.Dropout = Dropout
 
-function Dropout:init(p)
-  if type(p) ~= "number" or p < 0 or p >= 1 then
-    error(("Dropout: p must be in [0, 1), not %s"):format(tostring(p)), 3)
+function Dropout:init(...)
+  local p = nn.arguments("Dropout", { ... }, { "p" }, {}).p
+  if type(p) ~= "number" or not (p >= 0 and p < 1) then
+    fail.usage("Dropout: p must be in [0, 1), not %s", expect.describe(p))
   end
   self.p = p
 end
@@ -208,9 +218,9 @@ function Dropout:extra() return ("(%g)"):format(self.p) end
 local Activation = nn.class "Activation"
 nn.Activation = Activation
 
-function Activation:init(name)
-  if not act_code(name) then return end
-  self.name = name
+function Activation:init(...)
+  self.name = nn.arguments("Activation", { ... }, { "name" }, {}, { name = "string" }).name
+  act_code(self.name)
 end
 
 function Activation:forward(x) return self.name == "none" and x or rille[self.name](x) end

@@ -9,13 +9,19 @@
 --   reduction       "sum": not divided at all
 local rille = require "rille"
 local nn = require "rille.nn"
+local expect = require "rille.expect"
+local fail = require "rille.fail"
 local known = require "rille.known"
 
 local Loss = {}
 Loss.__index = Loss
 
 function Loss:__call(...)
-  if rille.is_tensor((...)) then return self.run(self.options, ...) end
+  local output, target = ...
+  if rille.is_tensor(output) then
+    expect("nn." .. self.name, "the target", target, "tensor")
+    return self.run(self.options, output, target)
+  end
   return self.make(...) -- nn.cross_entropy{label_smoothing = 0.1}
 end
 
@@ -27,10 +33,14 @@ local function define(name, defaults, run, count)
     local options = {}
     for key, value in pairs(defaults) do options[key] = value end
     if given then known("nn." .. name, given, names) end
-    for key, value in pairs(given or {}) do options[key] = value end
+    for key, value in pairs(given or {}) do
+      local kind = key == "ignore_index" and "integer" or type(defaults[key])
+      expect.option("nn." .. name, key, value, kind)
+      options[key] = value
+    end
     if options.reduction ~= "mean" and options.reduction ~= "sum" then
-      error(("nn.%s: reduction is %q, valid are mean and sum"):format(name,
-        tostring(options.reduction)), 3)
+      fail.usage("nn.%s: reduction is %q, valid are mean and sum", name,
+        tostring(options.reduction))
     end
     local loss = setmetatable({ name = name, options = options, run = run, make = nil }, Loss)
     loss.make = make
@@ -66,6 +76,8 @@ define("mse", { reduction = "mean" },
 local losses = {}
 
 function losses.cross_entropy(logits, target, options)
+  expect("rille.cross_entropy", "logits", logits, "tensor")
+  expect("rille.cross_entropy", "target", target, "tensor")
   local loss = options and nn.cross_entropy(options) or nn.cross_entropy
   local sum, count = loss(logits, target)
   if loss.reduction == "sum" then return sum end
@@ -73,6 +85,8 @@ function losses.cross_entropy(logits, target, options)
 end
 
 function losses.mse(x, target)
+  expect("rille.mse", "x", x, "tensor")
+  expect("rille.mse", "target", target, "tensor")
   local sum, count = nn.mse(x, target)
   return sum / math.max(count, 1)
 end

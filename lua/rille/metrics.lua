@@ -13,6 +13,7 @@
 --     in an old directory puts the old file aside. Nothing else is ever taken from it.
 local rille = require "rille"
 local core = rille.core
+local expect = require "rille.expect"
 local fail = require "rille.fail"
 local known = require "rille.known"
 
@@ -109,6 +110,7 @@ end
 --- Prints a line of text; the progress line in place moves below it.
 ---@param text string
 function Metrics:say(text)
+  expect("Metrics:say", "text", text, "string")
   if self.is_silent then return end
   local shown = self.shown
   self.out:write(shown and "\r\27[K" or "", text, "\n")
@@ -172,6 +174,7 @@ end
 --- goes too. Steps after this one are appended.
 ---@param step integer
 function Metrics:resume(step)
+  expect("Metrics:resume", "step", step, "count")
   self.is_resumed = true
   if not self.path or self.is_silent or not core.stat(self.path) then return end
   if self.file then self.file:close() self.file = nil end
@@ -193,9 +196,12 @@ local option_names = { "dir", "total", "every", "resumed", "layout", "peak_flops
 
 local function check_options(o)
   known("Metrics", o, option_names)
-  if o.every ~= nil and (math.type(o.every) ~= "integer" or o.every < 0) then
-    fail("Metrics: every must be a number of steps (0: no lines), got %s", tostring(o.every))
-  end
+  expect.option("Metrics", "dir", o.dir, "path?")
+  expect.option("Metrics", "total", o.total, "count?")
+  expect.option("Metrics", "every", o.every, "count?")
+  expect.option("Metrics", "resumed", o.resumed, "count?")
+  expect.option("Metrics", "layout", o.layout, "table?")
+  expect.option("Metrics", "peak_flops", o.peak_flops, "number?")
 end
 
 --- What follows a run: rille.Metrics{dir = "runs/a", total = 1000, every = 10}.
@@ -221,9 +227,8 @@ end
 --- memory = core.memory(), flops =, bubble =, extra = {...}}; only step must be there.
 ---@param r table
 function Metrics:step(r)
-  if math.type(r.step) ~= "integer" then
-    fail("metrics: a step needs its number, got step = %s", tostring(r.step))
-  end
+  expect("Metrics:step", "the argument", r, "table")
+  expect("Metrics:step", "step", r.step, "integer")
   if self.is_silent then return end
   local since = self.since
   self.n_steps = self.n_steps + 1

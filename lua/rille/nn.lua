@@ -14,10 +14,16 @@
 
 local rille = require "rille"
 local core = rille.core
+local expect = require "rille.expect"
+local fail = require "rille.fail"
 local known = require "rille.known"
+local strict = require "rille.strict"
+
+-- What the trainer sets while a step runs; absent otherwise, which is no misspelling.
+local of_the_step = { staged_updates = true, added_losses = true }
 
 ---@class rille.nn
-local nn = {}
+local nn = strict("nn", {}, function(key) if of_the_step[key] then return false end end)
 
 ---@class rille.Module
 ---@field forward fun(self: rille.Module, ...): any
@@ -62,8 +68,8 @@ end
 local function new_index(module, name, value)
   if is_module(value) then
     if value._parent and value._parent ~= module then
-      error(("%s already belongs to %s as %q; make a second module, or tie its parameters")
-        :format(value._class, value._parent._class, value._path), 2)
+      fail("%s already belongs to %s as %q; make a second module, or tie its parameters",
+        value._class, value._parent._class, value._path)
     end
     remember(module, name, value)
     rawset(value, "_parent", module)
@@ -107,7 +113,12 @@ end
 ---@param name string
 ---@param base table? a class to inherit from
 function nn.class(name, base)
-  if type(name) ~= "string" then error("nn.class needs a name: nn.class \"Block\"", 2) end
+  if type(name) ~= "string" then
+    fail("nn.class needs a name, as in nn.class \"Block\"; got %s", expect.describe(name))
+  end
+  if base ~= nil and (type(base) ~= "table" or not rawget(base, "_instance")) then
+    fail("nn.class: the base of %s must be a class of modules, got %s", name, expect.describe(base))
+  end
   local class = setmetatable({ _name = name }, { __index = base or Module, __call = new_instance,
     __tostring = function() return "class " .. name end })
   class._instance = {
@@ -128,7 +139,7 @@ end
 function Module.init() end
 
 function Module:forward()
-  error(("%s has no forward: define function %s:forward(x)"):format(self._class, self._class), 2)
+  fail("%s has no forward: define function %s:forward(x)", self._class, self._class)
 end
 
 -- ---- walking
@@ -184,13 +195,14 @@ end
 
 --- The module or parameter at a path below this one: m:get("h.3.attn").
 function Module:get(path)
+  expect("get", "path", path, "string")
   local at = self
   for name in path:gmatch("[^.]+") do
     local below = is_module(at) and at._items[name]
     if not below then
-      error(("there is no %q in %s: %q has %s"):format(path, self._class, is_module(at) and
+      fail("there is no %q in %s: %q has %s", path, self._class, is_module(at) and
         (at._path == "" and at._class or at._path) or name,
-        is_module(at) and table.concat(at._order, ", ") or "no parts"), 2)
+        is_module(at) and table.concat(at._order, ", ") or "no parts")
     end
     at = below
   end
@@ -208,9 +220,8 @@ end
 --- results.
 ---@return fun() remove
 function Module:on(path, fn)
-  if type(fn) ~= "function" then
-    error(("on(%q, fn): fn must be a function, got %s"):format(tostring(path), type(fn)), 2)
-  end
+  expect("on", "path", path, "string")
+  expect("on", "fn", fn, "function")
   local module = path == "" and self or self:get(path)
   local hooks = rawget(module, "_hooks") or {}
   rawset(module, "_hooks", hooks)
@@ -225,9 +236,9 @@ end
 
 --- The parts that a pipeline may put on different ranks: a list of modules, called in order.
 function Module:units()
-  error(([[%s has no units to split: list the modules that its forward calls, in order, like
-  function %s:units() return {self.embed, self.block0, self.block1, self.head} end]])
-    :format(self._class, self._class), 2)
+  fail([[%s has no units to split: list the modules that its forward calls, in order, like
+  function %s:units() return {self.embed, self.block0, self.block1, self.head} end]],
+    self._class, self._class)
 end
 
 -- ---- modes and precision
@@ -250,6 +261,8 @@ end
 
 --- Declares a tensor that belongs to the module but is no parameter (running statistics).
 function Module:buffer(name, tensor)
+  expect("buffer", "name", name, "string")
+  expect("buffer", "tensor", tensor, "tensor")
   self._buffers[name] = tensor
   table.insert(self._buffers, name)
   rawset(self, name, tensor)
@@ -260,8 +273,9 @@ end
 --- microbatches; a recomputation never applies it.
 function Module:update_buffer(name, fn)
   if self._buffers[name] == nil then
-    error(("%s has no buffer %q"):format(self._class, name), 2)
+    fail("update_buffer: %s has no buffer %s", self._class, expect.describe(name))
   end
+  expect("update_buffer", "fn", fn, "function")
   local function apply()
     rille.no_grad(function() self._buffers[name]:copy_(fn(self._buffers[name])) end)
   end
@@ -295,11 +309,15 @@ local function shape_text(t) return "[" .. table.concat({ t:shape() }, ", ") .. 
 --- Copies values from a list of {name, tensor}, a table name -> tensor, or a path of a safetensors
 --- file.
 --- One error reports all that is missing, superfluous or of another shape; nothing is changed then.
+---@param state string|table
+---@param options? {strict: boolean?}
 function Module:load_state_dict(state, options)
+  expect("load_state_dict", "state", state, "path|table")
+  if options ~= nil then known("load_state_dict", options, { "strict" }) end
   local source = {}
   if type(state) == "string" then state = rille.load(state) end
-  for key, value in pairs(state) do
-    if type(key) == "number" then source[value[1]] = value[2] else source[key] = value end
+  for _, entry in ipairs(require "rille.state".list_of(state, "load_state_dict")) do
+    source[entry[1]] = entry[2]
   end
   local problems, expected, copies = {}, {}, {}
   for _, entry in ipairs(self:state_dict()) do
@@ -323,11 +341,10 @@ function Module:load_state_dict(state, options)
   for _, name in ipairs(extra) do
     table.insert(problems, ("  %s %s is not in the model"):format(name, shape_text(source[name])))
   end
-  local strict = not options or options.strict ~= false
-  if #problems > 0 and strict then
-    error(("load_state_dict: %d of the names do not match\n%s\n"
-      .. "  hint: {strict = false} copies the rest"):format(#problems,
-      table.concat(problems, "\n")), 2)
+  local is_strict = not options or options.strict ~= false
+  if #problems > 0 and is_strict then
+    fail("load_state_dict: %d of the names do not match\n%s\n"
+      .. "  hint: {strict = false} copies the rest", #problems, table.concat(problems, "\n"))
   end
   rille.no_grad(function()
     for _, pair in ipairs(copies) do pair[1]:copy_(pair[2]) end
@@ -336,7 +353,10 @@ function Module:load_state_dict(state, options)
 end
 
 --- Writes parameters and buffers to a safetensors file, by name.
-function Module:save(path) rille.save(path, self:state_dict()) end
+function Module:save(path)
+  expect("save", "path", path, "path")
+  rille.save(path, self:state_dict())
+end
 
 function Module.extra() return "" end
 
@@ -392,16 +412,17 @@ nn.Sequential = Sequential
 
 function Sequential:init(list)
   if type(list) ~= "table" or is_module(list) then
-    error("nn.Sequential takes one table: nn.Sequential{{\"name\", module}, ...}", 3)
+    fail("nn.Sequential takes one table: nn.Sequential{{\"name\", module}, ...}")
   end
   for i, entry in ipairs(list) do
     local name, module = tostring(i - 1), entry
     if not is_module(entry) and type(entry) == "table" then name, module = entry[1], entry[2] end
     if not is_module(module) then
-      error(("nn.Sequential: entry %d is %s, not a module or {name, module}"):format(i - 1,
-        type(module)), 3)
+      fail("nn.Sequential: entry %d is %s, not a module or {name, module}", i - 1,
+        expect.describe(module))
     end
-    if self._items[name] then error(("nn.Sequential: %q is there twice"):format(name), 3) end
+    expect("nn.Sequential", "a name", name, "string")
+    if self._items[name] then fail("nn.Sequential: %q is there twice", name) end
     self[name] = module
   end
 end
@@ -412,11 +433,14 @@ Sequential.units = chain_units
 local Repeat = nn.class "Repeat"
 nn.Repeat = Repeat
 
-function Repeat:init(n, fn)
+function Repeat:init(...)
+  local o = nn.arguments("Repeat", { ... }, { "n", "fn" }, {},
+    { n = "count", fn = "function" })
+  local n, fn = o.n, o.fn
   for i = 0, n - 1 do
     local module = fn(i)
     if not is_module(module) then
-      error(("nn.Repeat: the function gave %s for i = %d, not a module"):format(type(module), i), 3)
+      fail("nn.Repeat: the function gave %s for i = %d, not a module", expect.describe(module), i)
     end
     self[tostring(i)] = module
   end
@@ -430,10 +454,12 @@ local List = nn.class "List"
 nn.List = List
 
 function List:init(list)
-  for i, module in ipairs(list or {}) do self[tostring(i - 1)] = module end
+  expect("nn.List", "the argument", list, "list?")
+  for _, module in ipairs(list or {}) do self:append(module) end
 end
 
 function List:append(module)
+  expect("nn.List", "an entry", module, "module")
   self[tostring(#self._order)] = module
   return self
 end
@@ -454,7 +480,7 @@ do
     if math.type(key) == "integer" then
       local n = #rawget(list, "_order")
       local module = list._items[tostring(key < 0 and key + n or key)]
-      if not module then error(("List: index %d, valid are 0 to %d"):format(key, n - 1), 2) end
+      if not module then fail("List: index %d, valid are 0 to %d", key, n - 1) end
       return module
     end
     return index(list, key)
@@ -463,25 +489,44 @@ end
 
 -- ---- options of constructors
 
+-- Every value is of the kind that `kinds` says, or of its default's type.
+local function check_kinds(class, out, defaults, kinds)
+  for name, kind in pairs(kinds) do expect.option(class, name, out[name], kind) end
+  for name, default in pairs(defaults) do
+    local kind = math.type(default) == "integer" and "integer" or type(default)
+    if not kinds[name] and default ~= nn.none then
+      expect.option(class, name, out[name], kind)
+    end
+  end
+end
+
 --- Positional arguments, or one table whose array part is positional and whose hash part is
 --- options:
---- opts("Linear", {...}, {"d_in", "d_out"}, {bias = true}) -> table by name. Unknown ones are
---- refused.
-function nn.arguments(class, given, names, defaults)
+--- arguments("Linear", {...}, {"d_in", "d_out"}, {bias = true}, {d_in = "count"}) -> table by name.
+--- Unknown ones are refused, and values that are not of the kind that `kinds` (see expect) or the
+--- default's type says.
+---@param class string
+---@param given table
+---@param names string[] of the positional ones, which must be there
+---@param defaults table of the options; nn.none: none
+---@param kinds? table<string, string>
+---@return table
+function nn.arguments(class, given, names, defaults, kinds)
+  local function is_plain(v) return type(v) == "table" and getmetatable(v) == nil end
   local out = {}
   for key, value in pairs(defaults) do
     if value ~= nn.none then out[key] = value end
   end
   local list, options = given, nil
-  if #given == 1 and type(given[1]) == "table" and not is_module(given[1]) then
+  if #given == 1 and is_plain(given[1]) then
     list = given[1]
     options = given[1]
-  elseif type(given[#given]) == "table" and not is_module(given[#given]) then
+  elseif is_plain(given[#given]) then
     options = given[#given]
     list = table.move(given, 1, #given - 1, 1, {})
   end
   if #list > #names then
-    error(("%s takes %s, got %d values"):format(class, table.concat(names, ", "), #list), 4)
+    fail("%s takes %s, got %d values", class, table.concat(names, ", "), #list)
   end
   for i, value in ipairs(list) do out[names[i]] = value end
   if options then
@@ -495,9 +540,10 @@ function nn.arguments(class, given, names, defaults)
   end
   for _, name in ipairs(names) do
     if out[name] == nil and defaults[name] == nil then
-      error(("%s needs %s"):format(class, name), 4)
+      fail("%s needs %s", class, name)
     end
   end
+  check_kinds(class, out, defaults, kinds or {})
   return out
 end
 nn.none = setmetatable({}, { __tostring = function() return "none" end })
@@ -505,6 +551,9 @@ nn.none = setmetatable({}, { __tostring = function() return "none" end })
 --- A parameter: shape, then options dtype and init, a function of the parameter.
 function nn.Parameter(shape, options)
   options = options or {}
+  expect("nn.Parameter", "shape", shape, "list")
+  known("nn.Parameter", options, { "dtype", "init" })
+  expect("nn.Parameter", "init", options.init, "function?")
   local p = core.param("parameter", shape, { dtype = options.dtype or "f32" })
   if options.init then options.init(p) end
   return p

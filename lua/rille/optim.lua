@@ -5,9 +5,12 @@
 -- becomes one flat set that is updated in one pass.
 local rille = require "rille"
 local core = rille.core
+local expect = require "rille.expect"
+local fail = require "rille.fail"
 local known = require "rille.known"
+local strict = require "rille.strict"
 
-local optim = {}
+local optim = strict("rille.optim", {})
 
 -- ---- learning rates: factors of the base rate as functions of the step (from 1) and the total
 
@@ -53,15 +56,18 @@ end
 function optim.schedule(spec)
   if type(spec) == "function" then return spec end
   if type(spec) == "string" then spec = { spec } end
+  expect.option("optimizer", "schedule", spec, "string|table|function")
   local name = spec[1] or "constant"
   local shape = schedules[name]
   if not shape then
-    error(("there is no learning-rate schedule %q: %s"):format(tostring(name),
-      table.concat(names_of(schedules), ", ")), 0)
+    fail.usage("there is no learning-rate schedule %q: %s%s", tostring(name),
+      table.concat(names_of(schedules), ", "),
+      rille.did_you_mean(tostring(name), names_of(schedules)))
   end
   local o = { warmup = 0, total = 0, min = 0, decay = 0.2 }
   known("schedule " .. name, spec, names_of(o))
   for key in pairs(o) do
+    expect.option("schedule " .. name, key, spec[key], "number?")
     if spec[key] ~= nil then o[key] = spec[key] end
   end
   local needs_total = name ~= "constant"
@@ -69,7 +75,7 @@ function optim.schedule(spec)
     local all = { warmup = o.warmup, min = o.min, decay = o.decay,
       total = o.total > 0 and o.total or total or 0 }
     if needs_total and all.total <= 0 then
-      error(("schedule %s needs total = the number of steps"):format(name), 0)
+      fail.usage("schedule %s needs total = the number of steps", name)
     end
     return shape(step, all)
   end
@@ -92,7 +98,7 @@ local function group_of(groups, name, p)
       return i
     end
   end
-  error(("parameter %s is in no group: end the list with a group without match"):format(name), 0)
+  fail.usage("parameter %s is in no group: end the list with a group without match", name)
 end
 
 -- ---- optimizers
@@ -128,8 +134,8 @@ local function check_numbers(name, o, clip)
   local function check(key, value, lowest, below)
     local is_number = type(value) == "number" and value == value
     if not is_number or value < lowest or (below and value >= below) then
-      error(("%s: %s = %s must be a number from %g on%s"):format(name, key, tostring(value), lowest,
-        below and (" and below %g"):format(below) or ""), 0)
+      fail.usage("%s: %s must be a number from %g on%s, got %s", name, key, lowest,
+        below and (" and below %g"):format(below) or "", expect.describe(value))
     end
   end
   check("lr", o.lr, 0)
@@ -138,12 +144,29 @@ local function check_numbers(name, o, clip)
   if o.momentum then check("momentum", o.momentum, 0, 1) end
   if o.betas then
     if type(o.betas) ~= "table" then
-      error(name .. ": betas must be two numbers, {0.9, 0.999}", 0)
+      fail.usage("%s: betas must be two numbers, {0.9, 0.999}, got %s", name,
+        expect.describe(o.betas))
     end
     check("betas[1]", o.betas[1], 0, 1)
     check("betas[2]", o.betas[2], 0, 1)
   end
   if clip ~= nil then check("clip", clip, 0) end
+  expect.option(name, "dampening", o.dampening, "number?")
+  expect.option(name, "nesterov", o.nesterov, "boolean?")
+end
+
+local group_options = { "match", "of", "lr", "weight_decay" }
+
+local function check_groups(name, groups)
+  expect.option(name, "groups", groups, "list?")
+  for i, group in ipairs(groups or {}) do
+    local where = ("%s: group %d"):format(name, i)
+    known(where, group, group_options)
+    expect.option(where, "match", group.match, "string?")
+    expect.option(where, "of", group.of, "function?")
+    expect.option(where, "lr", group.lr, "number?")
+    expect.option(where, "weight_decay", group.weight_decay, "number?")
+  end
 end
 
 --- An optimizer over {name, tensor} pairs (model:named_parameters()) by a spec such as
@@ -155,11 +178,16 @@ end
 ---@param spec table|string
 function optim.new(named, spec)
   if type(spec) == "string" then spec = { spec } end
+  if type(named) ~= "table" or #named == 0 then
+    fail("optim.new: a list of {name, parameter} such as model:named_parameters() is wanted, "
+      .. "got %s", type(named) == "table" and "no entries" or expect.describe(named))
+  end
+  expect.option("optim.new", "the optimizer", spec, "string|table")
   local kind = kinds[spec[1]]
   if not kind then
-    error(("there is no optimizer %q: %s%s"):format(tostring(spec[1]),
+    fail.usage("there is no optimizer %q: %s%s", tostring(spec[1]),
       table.concat(names_of(kinds), ", "),
-      rille.did_you_mean(tostring(spec[1]), names_of(kinds))), 0)
+      rille.did_you_mean(tostring(spec[1]), names_of(kinds)))
   end
   local names = names_of(kind.defaults)
   table.move({ "clip", "clip_norm", "groups", "schedule" }, 1, 4, #names + 1, names)
@@ -169,9 +197,14 @@ function optim.new(named, spec)
     if spec[key] ~= nil then o[key] = spec[key] else o[key] = value end
   end
   check_numbers(spec[1], o, spec.clip)
+  check_groups(spec[1], spec.groups)
+  local clip_norm = spec.clip_norm or 2
+  if clip_norm ~= 2 and clip_norm ~= "inf" and clip_norm ~= math.huge then
+    fail.usage("%s: clip_norm must be 2 or \"inf\", got %s", spec[1], expect.describe(clip_norm))
+  end
   local self = setmetatable({
     name = spec[1], kind = kind, options = o, clip = spec.clip,
-    clip_norm = spec.clip_norm or 2, steps_done = 0, named = named,
+    clip_norm = clip_norm, steps_done = 0, named = named,
     schedule = optim.schedule(spec.schedule or "constant"),
     groups = spec.groups or default_groups(o),
   }, Optimizer)
@@ -222,12 +255,18 @@ function Optimizer:grad_norm(infinity)
 end
 
 --- The learning rate of a step (from 1).
-function Optimizer:lr(step, total) return self.options.lr * self.schedule(step, total) end
+function Optimizer:lr(step, total)
+  expect("lr", "step", step, "number")
+  expect("lr", "total", total, "number?")
+  return self.options.lr * self.schedule(step, total)
+end
 
 --- One update. scale multiplies the gradients (default 1); returns the norm of the scaled gradients
 --- before
 --- clipping, and the learning rate. With skip_nonfinite, a norm that is not finite changes nothing.
 function Optimizer:step(scale, total, skip_nonfinite)
+  expect("step", "scale", scale, "number?")
+  expect("step", "total", total, "number?")
   scale = scale or 1
   local norm = self:grad_norm(self.clip_norm == math.huge or self.clip_norm == "inf") * scale
   local lr = self:lr(self.steps_done + 1, total)

@@ -2,6 +2,7 @@
 local rille = require "rille"
 local core = rille.core
 local nn = require "rille.nn"
+local expect = require "rille.expect"
 local fail = require "rille.fail"
 local known = require "rille.known"
 
@@ -12,7 +13,7 @@ local names = { "temperature", "top_k", "top_p", "seed", "context", "on_token" }
 
 local function check_range(o, name, good, valid)
   if type(o[name]) ~= "number" or not good then
-    fail("sample: %s must be %s, got %s", name, valid, tostring(o[name]))
+    fail.usage("sample: %s must be %s, got %s", name, valid, expect.describe(o[name]))
   end
 end
 
@@ -31,14 +32,14 @@ local function read_options(given)
   if o.context ~= nil then
     check_range(o, "context", is_count(o.context) and o.context > 0, "an integer from 1 on")
   end
+  expect.option("sample", "on_token", o.on_token, "function?")
   return o
 end
 
 local function read_prompt(ids)
   if rille.is_tensor(ids) then return ids:view(-1):tolist() end
-  if type(ids) ~= "table" then
-    fail("sample: the prompt must be a list or a tensor of ids, got %s", type(ids))
-  end
+  expect("sample", "the prompt", ids, "ids")
+  for _, id in ipairs(ids) do expect("sample", "an id of the prompt", id, "count") end
   return table.move(ids, 1, #ids, 1, {})
 end
 
@@ -141,8 +142,9 @@ local function generate(model, ids, n, o)
   return new
 end
 
---- Continues a sequence by n tokens. Deterministic: token i is drawn with random number i of the
---- seed. The model is in eval mode meanwhile, without gradients.
+--- Continues a sequence by n tokens; n = 0 only checks prompt and options. Deterministic: token i
+--- is drawn with random number i of the seed. The model is in eval mode meanwhile, without
+--- gradients.
 ---@param model any called with ids [1, T], gives logits [1, T, V]
 ---@param ids any the prompt: a list or a tensor, at least one id
 ---@param n integer
@@ -151,10 +153,13 @@ end
 --- on_token = function(id, i), which ends the sampling when it returns false}
 ---@return integer[] ids the new ones
 function sample.sample(model, ids, n, options)
+  expect("sample", "the model", model, "function")
   local o = read_options(options)
-  if not is_count(n) then fail("sample: n must be a number of tokens, got %s", tostring(n)) end
+  expect("sample", "n", n, "count")
   local prompt = read_prompt(ids)
-  if #prompt == 0 then fail("sample: the prompt is empty, the model needs at least one id") end
+  if #prompt == 0 then
+    fail.usage("sample: the prompt is empty, the model needs at least one id")
+  end
   local modes = {}
   for _, module in ipairs(modules_of(model)) do
     table.insert(modes, { module, module.training })

@@ -13,8 +13,9 @@ local core = rille.core
 local nn = require "rille.nn"
 local optim = require "rille.optim"
 local checkpoint = require "rille.checkpoint"
+local expect = require "rille.expect"
 local fail = require "rille.fail"
-local known = require "rille.known"
+local trainer_options = require "rille.trainer_options"
 
 ---@class rille.Trainer
 local Trainer = {}
@@ -22,30 +23,12 @@ Trainer.__index = Trainer
 
 local trainer = {}
 
-local option_names = {
-  "batch", "checkpoint", "fingerprint", "log", "loss", "model", "nonfinite", "optimizer", "out",
-  "parallel", "recompute", "seed", "steps",
-}
-
-local function check_batch(batch)
-  known("Trainer: batch", batch, { "global", "micro" })
-  local global = batch.global or batch[1]
-  local micro = batch.micro or batch[2] or global
-  if math.type(global) ~= "integer" or global < 1 then
-    fail("Trainer: batch.global = %s must be a number of samples from 1 on", tostring(global))
-  end
-  if math.type(micro) ~= "integer" or micro < 1 then
-    fail("Trainer: batch.micro = %s must be a number of samples from 1 on", tostring(micro))
-  end
-  return global, math.min(micro, global)
-end
-
 -- One process runs every layout of size 1; anything else is refused with words.
 local function check_parallel(parallel)
   for _, axis in ipairs { "dp", "tp", "pp" } do
     local n = parallel and parallel[axis] or 1
     if n ~= 1 then
-      fail("Trainer: parallel.%s = %s, but this is one process (only 1 is possible)", axis,
+      fail.usage("Trainer: parallel.%s = %s, but this is one process (only 1 is possible)", axis,
         tostring(n))
     end
   end
@@ -66,16 +49,7 @@ end
 ---   fingerprint put the weights' fingerprint into metrics every so many steps (default 0: never)
 ---@return rille.Trainer
 function Trainer.new(options)
-  known("Trainer", options, option_names)
-  for _, name in ipairs { "model", "loss", "optimizer", "batch" } do
-    if options[name] == nil then fail("Trainer needs %s", name) end
-  end
-  if not nn.is_module(options.model) then
-    fail("Trainer: model must be a module, got %s", type(options.model))
-  end
-  if type(options.loss) ~= "function" and type(options.loss) ~= "table" then
-    fail("Trainer: loss must be a function or a loss of nn, got %s", type(options.loss))
-  end
+  trainer_options.check(options)
   check_parallel(options.parallel)
   local self = setmetatable({
     model = options.model, loss = options.loss, recompute = options.recompute or false,
@@ -83,10 +57,7 @@ function Trainer.new(options)
     step_count = 0, samples_seen = 0, log = options.log or 10, options = options,
     fingerprint_every = options.fingerprint or 0,
   }, Trainer)
-  if self.nonfinite ~= "stop" and self.nonfinite ~= "skip" then
-    fail("Trainer: nonfinite = %q, valid are stop and skip", tostring(self.nonfinite))
-  end
-  self.global, self.micro = check_batch(options.batch)
+  self.global, self.micro = trainer_options.batch(options.batch)
   if options.seed then rille.manual_seed(options.seed) end
   self.units = self.model.units ~= nn.Module.units and self.model:units() or { self.model }
   self.optimizer = optim.new(self.model:named_parameters(), options.optimizer)
@@ -151,6 +122,9 @@ end
 --- mean over the
 --- microbatch's samples. Its running value shows in the metrics under `name`.
 function trainer.add_loss(name, value, weight)
+  expect("rille.add_loss", "name", name, "string")
+  expect("rille.add_loss", "value", value, "tensor")
+  expect("rille.add_loss", "weight", weight, "number?")
   local added = nn.added_losses
   if not added or core.recomputing() then return end
   table.insert(added, { name = name, value = value:keep(), weight = weight or 1 })
@@ -167,6 +141,19 @@ local function rows_of(batch, k, first, n)
   if part == nil then return nil end
   if rille.is_tensor(part) then return part:slice(0, first, first + n) end
   return part:rows(first, n)
+end
+
+-- A batch is {inputs, targets}; each a tensor, or an object with rows(first, n) and n.
+local function check_data(where, batch)
+  expect(where, "the batch", batch, "table")
+  for i = 1, 2 do
+    local part = batch[i]
+    if not rille.is_tensor(part) and not (i == 2 and part == nil) and
+      not (type(part) == "table" and part.rows and part.n) then
+      fail("%s: a batch is {inputs, targets}, each a tensor or an object with rows(first, n) and "
+        .. "n; entry %d is %s", where, i, expect.describe(part))
+    end
+  end
 end
 
 local function samples_of(batch)
@@ -270,6 +257,7 @@ end
 --- rows(first, n) and n.
 ---@return rille.StepResult
 function Trainer:step(batch)
+  check_data("Trainer:step", batch)
   local n_samples = samples_of(batch)
   if n_samples ~= self.global then
     fail("step: the batch has %d samples, batch.global is %d", n_samples, self.global)
@@ -327,6 +315,11 @@ end
 --- The mean loss over n batches of a loader (all it has, if n is absent), without gradients, in
 --- eval mode.
 function Trainer:evaluate(loader, n)
+  if type(loader) ~= "table" or not loader.batch then
+    fail("Trainer:evaluate: the data must have a method batch(step, n), got %s",
+      expect.describe(loader))
+  end
+  expect("Trainer:evaluate", "n", n, "positive?")
   local was_training = self.model.training
   self.model:eval()
   local sum, count = 0.0, 0
@@ -389,21 +382,27 @@ end
 --- SIGUSR1 with a checkpoint and exit code 75.
 function Trainer:steps(loader, n)
   local has_batch = type(loader) == "table" and loader.batch
-  if not has_batch then fail("steps: the data must have a method batch(step, n)") end
-  if math.type(n) ~= "integer" or n < 0 then
-    fail("steps: the number of steps must be a whole number from 0 on, not %s", tostring(n))
+  if not has_batch then
+    fail("Trainer:steps: the data must have a method batch(step, n), got %s",
+      expect.describe(loader))
   end
-  core.catch_signals()
+  expect("Trainer:steps", "n", n, "count")
+  core.catch_signals(true)
   self.total = self.total or n
   local metrics = require "rille.metrics" {
     dir = self.out, total = n, every = self.log, resumed = self.step_count,
   }
   self.metrics = metrics
+  if self.step_count >= n and self.step_count > 0 then
+    metrics:say(("%s is at step %d; nothing left to do of %d"):format(
+      self.resumed and "the checkpoint" or "the training", self.step_count, n))
+  end
   local started
   local closing = setmetatable({}, {
     __close = function(_, failure)
       if started and not failure then after_step(self, metrics, started) end
       metrics:close()
+      core.catch_signals(false)
       self.metrics = nil
     end,
   })
@@ -429,7 +428,13 @@ function Trainer:resume(path) return checkpoint.resume(self, path) end
 
 --- Prints a line without breaking the progress line.
 function Trainer:say(...)
-  local text = select("#", ...) > 1 and string.format(...) or tostring((...))
+  local first = ...
+  expect("Trainer:say", "text", first, "string|number")
+  local good, text = true, tostring(first)
+  if select("#", ...) > 1 then good, text = pcall(string.format, ...) end
+  if not good then
+    fail("Trainer:say: %s", (text:gsub("^bad argument #(%d+)[^(]*", "value %1 ")))
+  end
   if self.metrics then self.metrics:say(text) else print(text) end
 end
 

@@ -153,6 +153,7 @@ int luaopen_rille(lua_State *L) {
   files_bind(L, r, rille);
   data_bind(L, r, rille);
   sched_bind(L, r, rille);
+  partition_bind(L, r, rille);
   index_bind(L, r, methods);
   lua_pushvalue(L, methods), lua_setfield(L, rille, "Tensor");
   lua_pushstring(L, RILLE_VERSION), lua_setfield(L, rille, "version");

@@ -5,6 +5,8 @@
 // and the words, and lua/rille/schedule.lua raises them at the script's line.
 #include "lua/sched_bind.h"
 
+#include "parallel/partition.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -418,6 +420,21 @@ static int holder(lua_State *L) {
   return 1;
 }
 
+// sched:live() -> how many microbatches of each stage are kept at once, at most
+static int live(lua_State *L) {
+  Rille *r = binding_of(L);
+  const Sched *sched = sched_check_box(L, r, 1)->sched;
+  int stages = sched->copies * sched->stages;
+  int *count = lua_newuserdatauv(L, (size_t)stages * sizeof *count, 0);
+  partition_live(sched, count);
+  lua_createtable(L, stages, 0);
+  for (int s = 0; s < stages; s++) {
+    lua_pushinteger(L, count[s]);
+    lua_rawseti(L, -2, s + 1);
+  }
+  return 1;
+}
+
 // Pushes {kind =, stage =, mb =, peer =}; what an action has not is not there.
 static void push_action(lua_State *L, Action action) {
   lua_createtable(L, 0, 4);
@@ -694,11 +711,11 @@ static const luaL_Reg functions[] = {
 };
 
 static const luaL_Reg methods[] = {
-    {"name", get_name}, {"ranks", get_ranks},   {"stages", get_stages}, {"chunks", get_chunks},
-    {"mbs", get_mbs},   {"holder", holder},     {"row", row},           {"order", order},
-    {"report", report}, {"simulate", simulate}, {"csv", draw_csv},      {"json", draw_json},
-    {"svg", draw_svg},  {"html", draw_html},    {"trace", draw_trace},  {"text", draw_text},
-    {NULL, NULL},
+    {"name", get_name},  {"ranks", get_ranks}, {"stages", get_stages}, {"chunks", get_chunks},
+    {"mbs", get_mbs},    {"holder", holder},   {"live", live},         {"row", row},
+    {"order", order},    {"report", report},   {"simulate", simulate}, {"csv", draw_csv},
+    {"json", draw_json}, {"svg", draw_svg},    {"html", draw_html},    {"trace", draw_trace},
+    {"text", draw_text}, {NULL, NULL},
 };
 
 static const luaL_Reg metamethods[] = {{"__gc", close_box}, {"__tostring", tostring}, {NULL, NULL}};

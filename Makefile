@@ -66,7 +66,8 @@ LIB_SRC := $(filter-out $(ISA_SRC) $(PLUGIN_SRC) ops/kernels/gemm_%.c,\
   $(wildcard core/*.c ops/*.c ops/kernels/*.c parallel/*.c)) $(wildcard ops/kernels/gemm_$(BLAS).c)
 # What is installed, and so exported: all of core but *_impl.h, and of the other layers these.
 HEADERS := $(filter-out %_impl.h,$(wildcard core/*.h core/*.def)) $(wildcard \
-  $(addprefix ops/,ops.h ops.def optim.h random.h) $(addprefix parallel/,sched.h sched_cli.h partition.h))
+  $(addprefix ops/,ops.h ops.def optim.h random.h) $(addprefix parallel/,\
+  comm.h mesh.h partition.h sched.h sched_cli.h))
 MAIN_SRC := $(wildcard lua/main.c lua/runner.c lua/repl.c)
 BIND_SRC := $(filter-out $(MAIN_SRC),$(wildcard lua/*.c))
 LUA_LIBRARY := $(wildcard lua/rille/*.lua lua/rille/*/*.lua)
@@ -140,7 +141,7 @@ $O/%.$(TIDY): $O/%.o .clang-tidy
 	  clang-tidy --quiet $(if $(filter tidy,$(TIDY)),--checks=-clang-analyzer-*) \
 	  $(firstword $(wildcard $*.c $(*:.plain=.isa).c $(basename $*).c)) -- \
 	  $(CPPFLAGS) $(CFLAGS_ALL) $(LUA_CFLAGS) $(CHECK_CFLAGS) $(call mpi_cflags,openmpi) -I$B/gen \
-	  -DISA=plain 2>&1 | \
+	  -DISA=plain -DRILLE_MPI='"openmpi"' 2>&1 | \
 	  { grep -vE 'warnings? generated' || true; } > $@.log; \
 	  if [ -s $@.log ]; then cat $@.log; exit 1; fi; mv $@.log $@
 
@@ -169,7 +170,7 @@ $B/rille.so: $(BIND_OBJ) $B/librille.so $B/links
 build/rille: force | $B/rille
 	@ln -sfn $(CONFIG)/rille $@
 define mpi_rule
-$O/parallel/comm_mpi.$1.o: parallel/comm_mpi.c $B/flags; $$(call compile,$$(call mpi_cflags,$1))
+$O/parallel/comm_mpi.$1.o: parallel/comm_mpi.c $B/flags; $$(call compile,$$(call mpi_cflags,$1) -DRILLE_MPI='"$1"')
 $B/rille_mpi_$1.so: $O/parallel/comm_mpi.$1.o $B/librille.so $B/links
 	$$(call link,-shared $$(RPATH) $$< -L$B -lrille $$(call mpi_libs,$1))
 endef

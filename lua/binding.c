@@ -3,6 +3,7 @@
 
 #include "lua/library.h"
 #include "ops/ops.h"
+#include "parallel/comm.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -91,20 +92,6 @@ static void add_searcher(lua_State *L) {
   lua_pop(L, 2);
 }
 
-static int env_int(const char *const *names, int fallback) {
-  for (; *names; names++)
-    if (getenv(*names)) return atoi(getenv(*names));
-  return fallback;
-}
-
-static void read_launcher(Rille *r) {
-  static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK",
-                                      "SLURM_PROCID", NULL};
-  static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", NULL};
-  r->rank = env_int(ranks, 0);
-  r->world = env_int(sizes, 1);
-}
-
 static Rille *push_state(lua_State *L) {
   Rille *r = lua_newuserdatauv(L, sizeof *r, 0);
   memset(r, 0, sizeof *r);
@@ -112,6 +99,10 @@ static Rille *push_state(lua_State *L) {
   r->script_error_ref = LUA_NOREF;
   lua_pushboolean(L, 0);
   r->list_ref = luaL_ref(L, LUA_REGISTRYINDEX);
+  Comm *world;
+  if (comm_world(&world) != ST_OK) luaL_error(L, "rille: %s", status_message());
+  r->rank = world->rank;
+  r->world = world->size;
   if (ctx_new(0, &r->ctx) != ST_OK) luaL_error(L, "rille: %s", status_message());
   lua_createtable(L, 0, 1);
   lua_pushcfunction(L, rille_gc);
@@ -121,7 +112,6 @@ static Rille *push_state(lua_State *L) {
   r->ctx->where = script_line;
   r->ctx->where_user = r;
   pool_on_pressure(r->ctx->pool, on_pressure, r);
-  read_launcher(r);
   return r;
 }
 
@@ -155,6 +145,7 @@ int luaopen_rille(lua_State *L) {
   sched_bind(L, r, rille);
   partition_bind(L, r, rille);
   index_bind(L, r, methods);
+  comm_bind(L, r, rille);
   lua_pushvalue(L, methods), lua_setfield(L, rille, "Tensor");
   lua_pushstring(L, RILLE_VERSION), lua_setfield(L, rille, "version");
   add_searcher(L);

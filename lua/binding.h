@@ -45,7 +45,7 @@ typedef struct Rille {
   Arena arena_i, arena_w;    // of the microbatches under way
   const char **modules;      // paths to come back to, innermost last
   int n_modules, modules_room;
-  int rank, world; // as the launcher says; 0 and 1 without one
+  int rank, world; // 0 and 1 without a launcher
 } Rille;
 
 // The state behind a C function's first upvalue.
@@ -78,6 +78,7 @@ void signals_bind(lua_State *L, Rille *r, int rille);
 void data_bind(lua_State *L, Rille *r, int rille);
 void sched_bind(lua_State *L, Rille *r, int rille);
 void partition_bind(lua_State *L, Rille *r, int rille);
+void comm_bind(lua_State *L, Rille *r, int rille);
 
 // A metatable "rille.<name>" with methods and finalizers of its own, for userdata that hold one
 // pointer (box). `methods` and `metamethods` may be NULL.

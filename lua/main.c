@@ -4,12 +4,14 @@
 
 #include "core/memory.h"
 #include "ops/ops.h"
+#include "parallel/comm.h"
 #include "parallel/sched_cli.h"
 
 #include <lualib.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 // X(name, default, meaning): every environment variable that Rille reads.
@@ -162,6 +164,17 @@ static int protected_start(lua_State *L) {
   return 0;
 }
 
+// Every rank finds the same; the first says it, and the others let it.
+static int no_world(void) {
+  Launch launch;
+  launch_read(&launch);
+  if (launch.rank == 0)
+    fprintf(stderr, "rille: %s\n    hint: %s\n", status_message(), status_hint());
+  else
+    nanosleep(&(struct timespec){.tv_nsec = 500000000}, NULL);
+  return EXIT_ERROR;
+}
+
 int main(int argc, char **argv) {
   if (argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) return help();
   if (argc > 1 && (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-v") == 0)) {
@@ -169,6 +182,8 @@ int main(int argc, char **argv) {
     return 0;
   }
   if (argc > 1 && strcmp(argv[1], "schedule") == 0) return schedule_tool(argc, argv);
+  Comm *world; // a launched rank learns at once whether its launcher fits
+  if (comm_world(&world) != ST_OK) return no_world();
   lua_State *L = runner_new(argv[0]);
   if (!L) {
     fprintf(stderr, "rille: not enough memory to start\n");
@@ -181,7 +196,9 @@ int main(int argc, char **argv) {
   lua_close(L);
   if (fflush(stdout) != 0 || ferror(stdout)) {
     fprintf(stderr, "rille: standard output could not be written (a full disk?)\n");
-    return start.code ? start.code : EXIT_ERROR;
+    if (start.code == 0) start.code = EXIT_ERROR;
   }
+  comm_leaving(start.code);
+  comm_world_close(world);
   return start.code;
 }

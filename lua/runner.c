@@ -2,6 +2,7 @@
 #include "lua/runner.h"
 
 #include "core/status.h"
+#include "parallel/comm.h"
 
 #include <lualib.h>
 #include <stdio.h>
@@ -206,14 +207,14 @@ int runner_call(lua_State *L, int n_args, int n_results) {
 }
 
 int runner_report(lua_State *L) {
-  const Rille *r = runner_rille(L);
   const char *words = lua_tostring(L, -1);
-  fflush(stdout);
-  if (r->world > 1) fprintf(stderr, "[rank %d] ", r->rank);
-  fprintf(stderr, "rille: %s\n", words ? words : "an error without words");
-  lua_pop(L, 1);
   lua_getfield(L, LUA_REGISTRYINDEX, "rille.exit_code");
-  int code = lua_isinteger(L, -1) ? (int)lua_tointeger(L, -1) : 1;
+  int code = lua_isinteger(L, -1) ? (int)lua_tointeger(L, -1) : EXIT_ERROR;
+  lua_pop(L, 1);
+  fflush(stdout);
+  if (!words) words = "an error without words";
+  comm_fatal_words(words, code); // returns in a world of one
+  fprintf(stderr, "rille: %s\n", words);
   lua_pop(L, 1);
   return code;
 }

@@ -27,7 +27,7 @@ const char *runner_nearest_global(lua_State *L, const char *word);
 int runner_call(lua_State *L, int n_args, int n_results);
 
 // Writes the message on top to stderr and pops it. Returns the exit code: 1, or what an error that
-// is a table says in its field `code`.
+// is a table says in its field `code`. With several ranks: reports the cause and ends the job.
 int runner_report(lua_State *L);
 
 // A table as "{1, 2, x = 3}", short: a C function of one argument.

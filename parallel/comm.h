@@ -40,12 +40,23 @@ enum {
   CHANNEL_HEADER,  // of a pipeline: what comes next
   CHANNEL_PAYLOAD, // ... the tensors
   CHANNEL_GROUP,   // collectives
-  CHANNEL_CONTROL, // heart-beats, notices of leaving
+  CHANNEL_CONTROL, // heart-beats, notices of leaving: the library's own
   CHANNELS
 };
 
 // What a sum is taken with.
 typedef enum CommReduce { REDUCE_SUM, REDUCE_MAX } CommReduce;
+
+// A message of the control channel: questions after a rank's life, and how ranks end.
+typedef struct CommNotice {
+  int32_t kind;      // of parallel/comm_impl.h
+  int32_t code;      // exit code of a rank that has left
+  int32_t waits_for; // rank of the world that the sender waits for; -1: none
+  int32_t root;      // the end of the chain of ranks that wait for each other; -1: the sender
+  double age;        // seconds since anybody in that chain did some work
+  uint64_t hash;     // of a failing rank's words
+  char doing[48], root_doing[48];
+} CommNotice;
 
 typedef struct CommVtable {
   const char *name;
@@ -55,16 +66,19 @@ typedef struct CommVtable {
                  CommRequest **out);
   Status (*recv)(Comm *comm, int peer, int channel, void *data, size_t bytes, Stream *stream,
                  CommRequest **out);
-  // Moves everything on; *done says whether this request is. A done request is gone.
+  // Moves everything on; *done says whether this request is. A done or failed request is gone.
+  // Errors: ECOMM, if the sender sent another number of bytes.
   Status (*test)(Comm *comm, CommRequest *request, bool *done);
-  // Moves everything on. Short; never blocks; does not allocate.
-  void (*poll)(Comm *comm);
-  // A group of the ranks with the same colour, ordered by key, then rank. Every rank calls it.
-  // colour < 0: in no group, *out is NULL.
-  Status (*split)(Comm *comm, int colour, int key, Comm **out);
-  void (*free)(Comm *comm);
+  // Moves everything of the world on; true if a notice has arrived. Short; never blocks; does not
+  // allocate.
+  bool (*poll)(Comm *world, CommNotice *out, int *from);
+  // Sends a notice and forgets it; dropped if too many are under way.
+  void (*say)(Comm *world, int to, const CommNotice *notice);
   // Ends the whole job at once, with this exit code. Does not return.
-  void (*abort)(Comm *comm, int code);
+  void (*abort)(Comm *world, int code);
+  // Optional: what the transport keeps for a group, made by all its ranks at once.
+  Status (*open_group)(Comm *parent, Comm *group);
+  void (*close_group)(Comm *group);
   // Optional: of the transport's own (NULL: built on send and recv).
   Status (*all_reduce)(Comm *comm, void *data, int64_t count, DType dtype, CommReduce how,
                        Stream *stream, CommRequest **out);
@@ -73,17 +87,21 @@ typedef struct CommVtable {
 struct Comm {
   const CommVtable *vtable;
   int rank, size;
-  void *transport; // of the vtable
+  void *transport;   // of the vtable
+  int64_t id;        // the same on all ranks of the group; keeps the messages of groups apart
+  const int *member; // [size] ranks of the world; owned
+  Comm *next;        // all groups of this process
   // Called by comm_poll after this group has moved on (NULL: nothing): a pipeline's channels answer
   // a header with the receive of what it announces. Must not fail, must not wait.
   void (*on_poll)(void *user);
   void *poll_user;
 };
 
-// What a plugin exports under the name rille_transport: opens the world. argc and argv may be NULL.
+// What a plugin exports under the name rille_transport.
 typedef struct CommTransport {
   const char *name; // "openmpi"
-  Status (*open)(Comm **world);
+  // Fills vtable, rank, size and transport. Called once.
+  Status (*open)(Comm *world);
   void (*close)(Comm *world); // every rank calls it, after its last message
 } CommTransport;
 
@@ -92,23 +110,38 @@ typedef struct CommTransport {
 // What the launcher's variables say: which launcher, how many ranks, which one this is, and how
 // many share this node.
 typedef struct Launch {
-  const char *launcher; // "openmpi", "mpich", "slurm"; NULL: none
+  const char *launcher; // "mpirun of Open MPI", "mpiexec of MPICH", "srun"; NULL: none
   const char *plugin;   // "openmpi" or "mpich"; NULL: none
   int rank, world, local_rank, local_world;
 } Launch;
 void launch_read(Launch *out);
 
-// The world: of the launcher that started us, or of one rank. Errors: ECOMM, with what to do: the
-// plugin is missing, the launcher says 8 and MPI says 1 (the other MPI's launcher), ...
+// The world: of the launcher that started us, or of one rank; the same at every call, never freed.
+// Errors: ECOMM, with what to do: the plugin is missing, the launcher says 8 and MPI says 1 (the
+// other MPI's launcher), ...
 Status comm_world(Comm **out);
-// The end: leaves in order. Other ranks that still wait for this one learn that it has left.
+// The end: waits until every rank has come here, then leaves in order. Other ranks that still wait
+// for this one learn that it has left. Runs at exit by itself.
 void comm_world_close(Comm *world);
+// With which code this process will end: what the ranks that wait for it are told.
+void comm_leaving(int code);
+
+// A rank as the world knows it.
+typedef struct CommPlace {
+  char node[64];
+  int node_index; // from 0, in order of the first rank on each
+  int pid, cores; // cores: that this rank may run on
+} CommPlace;
+// Of a rank of the group.
+const CommPlace *comm_place(const Comm *comm, int rank);
 
 // A group of this rank alone, without a transport.
 Status comm_self(Comm **out);
 
+// A group of the ranks with the same colour, ordered by key, then rank. Collective over `comm`.
+// colour < 0: in no group, *out is NULL.
 Status comm_split(Comm *comm, int colour, int key, Comm **out);
-void comm_free(Comm *comm);
+void comm_free(Comm *comm); // not collective
 
 // ---- messages --------------------------------------------------------------------------------
 
@@ -139,8 +172,14 @@ void comm_doing(const char *what);
 void comm_stall_timeout(double seconds);
 
 // Reports the recorded failure as the cause, once, with node, rank and coordinates, and ends the
-// job with `code`. In a world of one rank: returns.
+// job with `code`. In a world of one rank: returns. Ranks that fail at the same time in the same
+// words report once.
 void comm_fatal(Comm *comm, int code);
+// The same in the caller's words.
+void comm_fatal_words(const char *words, int code);
+
+// How this rank is named in reports beside its number and node: "pp 1 dp 0"; copied.
+void comm_coordinates(const char *words);
 
 // ---- collectives -----------------------------------------------------------------------------
 // All of them are collective over the group and return when this rank's part is done; while they
@@ -177,8 +216,13 @@ Status comm_all_min(Comm *comm, int64_t *value);
 // ---- clocks ----------------------------------------------------------------------------------
 
 // Measures how far the clocks of the ranks are from rank 0's, by round trips: offset[size] seconds
-// to be added to a rank's clock_now to get rank 0's, error[size] at most this wrong. On all ranks.
+// to be added to a rank's comm_clock to get rank 0's, error[size] at most this wrong. On all ranks.
 Status comm_align_clocks(Comm *comm, double *offset, double *error);
+// Seconds on this rank's clock: clock_now, plus what RILLE_FAKE_CLOCK says.
+double comm_clock(void);
+
+// How many times as long this rank's actions are to take: RILLE_FAKE_SLOW; 1: as they are.
+double comm_fake_slow(void);
 
 #ifdef __cplusplus
 }

@@ -75,8 +75,6 @@ expect 'an option that the library refuses is wrong usage' 2 '^rille: -e:1: Drop
   "$rille" -e 'rille.nn.Dropout { p = 2 }'
 expect 'but not where it was caught' 1 'later' "$rille" -e \
   'pcall(rille.nn.Dropout, 2) error("later")'
-expect 'the last rank is quiet, print_all is tagged' 0 '^\[rank 1\] b$' env OMPI_COMM_WORLD_RANK=1 \
-  OMPI_COMM_WORLD_SIZE=2 "$rille" -e 'print("a") rille.print_all("b")'
 # shellcheck disable=SC2016  # the inner shell's variable
 expect 'stop_requested names the signal' 0 '^SIGUSR1$' "$rille" -e \
   'rille.core.catch_signals() local before = rille.core.stop_requested()

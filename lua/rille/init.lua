@@ -53,7 +53,7 @@ function rille.print_all(...)
   local words = table.pack(...)
   for i = 1, words.n do words[i] = tostring(words[i]) end
   local tag = core.world > 1 and ("[rank %d] "):format(core.rank) or ""
-  io.stdout:write(tag, table.concat(words, "\t"), "\n")
+  io.stdout:write(tag .. table.concat(words, "\t") .. "\n") -- at once: lines of ranks may not mix
   io.stdout:flush()
 end
 

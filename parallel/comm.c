@@ -1,0 +1,293 @@
+// comm - the world, its groups, and messages.
+//
+// A group is a list of ranks of the world and a number that all of them agree on; the transport
+// keeps the messages of groups apart by that number. So a group costs one gathering of a few bytes,
+// no transport's collective that could hang, and numbers never come back.
+#include "parallel/comm_impl.h"
+
+#include "core/poll.h"
+#include "core/spans.h"
+
+#include <assert.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { MAX_NOTICES = 16, ID_WORLD = 0, ID_LEAVING, ID_FIRST };
+
+static const double POLL_EVERY = 5e-6; // seconds: kernels can be shorter than a poll
+
+static CommProcess process = {.life = {.lock = PTHREAD_MUTEX_INITIALIZER, .timeout = 300.0},
+                              .next_id = ID_FIRST,
+                              .fake_slow = 1.0};
+
+CommProcess *comm_process(void) { return &process; }
+
+// ---- groups ----------------------------------------------------------------------------------
+
+Status comm_group_new(const Comm *like, int64_t id, int rank, int size, const int *member,
+                      Comm **out) {
+  Comm *group = calloc(1, sizeof *group);
+  int *members = malloc((size_t)size * sizeof *members);
+  if (!group || !members) {
+    free(group);
+    free(members);
+    return fail(ST_ENOMEM, "out of memory for a group of %d ranks", size);
+  }
+  memcpy(members, member, (size_t)size * sizeof *members);
+  *group = (Comm){.vtable = like->vtable,
+                  .rank = rank,
+                  .size = size,
+                  .transport = like->transport,
+                  .id = id,
+                  .member = members};
+  if (group->vtable->open_group) {
+    Status status = group->vtable->open_group((Comm *)(uintptr_t)like, group);
+    if (status != ST_OK) {
+      free(members);
+      free(group);
+      return status;
+    }
+  }
+  group->next = process.groups;
+  process.groups = group;
+  *out = group;
+  return ST_OK;
+}
+
+static void group_delete(Comm *comm) {
+  Comm **at = &process.groups;
+  while (*at && *at != comm) at = &(*at)->next;
+  if (*at) *at = comm->next;
+  if (comm->vtable->close_group) comm->vtable->close_group(comm);
+  free((void *)(uintptr_t)comm->member);
+  free(comm);
+}
+
+void comm_free(Comm *comm) {
+  if (comm && comm != process.world) group_delete(comm);
+}
+
+// What a rank brings to a split.
+typedef struct SplitEntry {
+  int64_t next_id;
+  int32_t colour, key, rank, member;
+} SplitEntry;
+
+static int by_key(const void *a, const void *b) {
+  const SplitEntry *x = a, *y = b;
+  if (x->key != y->key) return x->key < y->key ? -1 : 1;
+  return x->rank < y->rank ? -1 : x->rank > y->rank;
+}
+
+// A number that no group of any of these ranks has had: each rank's next one is above all it saw.
+static int64_t agree_on_id(const SplitEntry *all, int n) {
+  int64_t id = 0;
+  for (int i = 0; i < n; i++)
+    if (all[i].next_id > id) id = all[i].next_id;
+  return id;
+}
+
+Status comm_split(Comm *comm, int colour, int key, Comm **out) {
+  *out = NULL;
+  SplitEntry mine = {process.next_id, colour, key, comm->rank, comm->member[comm->rank]};
+  SplitEntry *all = malloc((size_t)comm->size * sizeof *all);
+  int *member = malloc((size_t)comm->size * sizeof *member);
+  Status status = all && member ? ST_OK : fail(ST_ENOMEM, "out of memory for a group");
+  if (status != ST_OK) goto done;
+  TRY_TO(done, comm_all_gather(comm, &mine, all, sizeof mine));
+  int64_t id = agree_on_id(all, comm->size);
+  process.next_id = id + 1;
+  if (colour < 0) goto done;
+  int n = 0, rank = 0;
+  for (int i = 0; i < comm->size; i++)
+    if (all[i].colour == colour) all[n++] = all[i];
+  qsort(all, (size_t)n, sizeof *all, by_key);
+  for (int i = 0; i < n; i++) {
+    member[i] = all[i].member;
+    if (all[i].rank == comm->rank) rank = i;
+  }
+  status = comm_group_new(comm, id, rank, n, member, out);
+done:
+  free(member);
+  free(all);
+  return status;
+}
+
+// ---- the world -------------------------------------------------------------------------------
+
+static int count_cores(void) {
+  cpu_set_t cores;
+  return sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
+}
+
+// Where every rank is. Equal names are one node.
+static Status learn_places(Comm *world) {
+  CommPlace mine = {.pid = (int)getpid(), .cores = count_cores()};
+  if (!comm_fake_node(world->rank, mine.node, sizeof mine.node) &&
+      gethostname(mine.node, sizeof mine.node - 1) != 0)
+    snprintf(mine.node, sizeof mine.node, "unknown");
+  TRY(comm_all_gather(world, &mine, process.place, sizeof mine));
+  int nodes = 0;
+  for (int i = 0; i < world->size; i++) {
+    CommPlace *place = &process.place[i];
+    place->node_index = -1;
+    for (int k = 0; k < i && place->node_index < 0; k++)
+      if (strcmp(process.place[k].node, place->node) == 0)
+        place->node_index = process.place[k].node_index;
+    if (place->node_index < 0) place->node_index = nodes++;
+  }
+  return ST_OK;
+}
+
+static void at_exit(void) { comm_world_close(process.world); }
+
+// Makes the groups of all ranks, over what the transport opened as `opened`.
+static Status found_world(const Comm *opened) {
+  int size = opened->size;
+  process.place = calloc((size_t)size, sizeof *process.place);
+  process.peer = calloc((size_t)size, sizeof *process.peer);
+  int *member = malloc((size_t)size * sizeof *member);
+  Status status = process.place && process.peer && member
+                      ? ST_OK
+                      : fail(ST_ENOMEM, "out of memory for a world of %d ranks", size);
+  if (status != ST_OK) goto done;
+  for (int i = 0; i < size; i++) member[i] = i;
+  TRY_TO(done, comm_group_new(opened, ID_WORLD, opened->rank, size, member, &process.world));
+  TRY_TO(done, comm_group_new(opened, ID_LEAVING, opened->rank, size, member, &process.leaving));
+done:
+  free(member);
+  return status;
+}
+
+static Status open_launched(void) {
+  const Launch *launch = &process.launch;
+  TRY(comm_transport_open(launch, &process.transport));
+  Comm opened = {0};
+  TRY(process.transport->open(&opened));
+  if (opened.size != launch->world) {
+    Status status = fail(ST_ECOMM, "%s started %d ranks, but %s sees %d", launch->launcher,
+                         launch->world, process.transport->name, opened.size);
+    return fail_hint(status,
+                     "it is another MPI's launcher, or another version's: use the mpirun that "
+                     "belongs to the library, or `rille -n %d script.lua`",
+                     launch->world);
+  }
+  TRY(found_world(&opened));
+  comm_life_begin();
+  poll_hook = comm_poll;
+  atexit(at_exit);
+  return ST_OK;
+}
+
+Status comm_world(Comm **out) {
+  if (!process.world) {
+    launch_read(&process.launch);
+    process.fake_clock = comm_fake_number("RILLE_FAKE_CLOCK", process.launch.rank, 0.0);
+    process.fake_slow = comm_fake_number("RILLE_FAKE_SLOW", process.launch.rank, 1.0);
+    const char *wait = getenv("RILLE_WAIT"), *timeout = getenv("RILLE_STALL_TIMEOUT");
+    process.shares_cores = process.launch.local_world > (int)sysconf(_SC_NPROCESSORS_ONLN) ||
+                           (wait && strcmp(wait, "passive") == 0);
+    if (timeout && atof(timeout) > 0) comm_stall_timeout(atof(timeout));
+    if (process.launch.world > 1) {
+      TRY(open_launched());
+    } else {
+      Comm *alone;
+      process.launch.rank = 0;
+      TRY(comm_self(&alone));
+      Status status = found_world(alone);
+      comm_free(alone);
+      TRY(status);
+    }
+    TRY(learn_places(process.world));
+  }
+  *out = process.world;
+  return ST_OK;
+}
+
+void comm_leaving(int code) { process.exit_code = code; }
+
+void comm_world_close(Comm *world) {
+  if (!world || process.has_left || world->size == 1) return;
+  process.has_left = true; // questions are answered with NOTICE_LEFT from here on
+  poll_hook = NULL;
+  if (comm_barrier(process.leaving) != ST_OK) comm_fatal(world, 1);
+  comm_life_end();
+  process.transport->close(world);
+}
+
+const CommPlace *comm_place(const Comm *comm, int rank) {
+  return &process.place[comm->member[rank]];
+}
+
+// ---- messages --------------------------------------------------------------------------------
+
+Status comm_send(Comm *comm, int peer, int channel, const void *data, size_t bytes, Stream *stream,
+                 CommRequest **out) {
+  assert(peer >= 0 && peer < comm->size && channel >= 0 && channel < CHANNEL_CONTROL);
+  return comm->vtable->send(comm, peer, channel, data, bytes, stream, out);
+}
+
+Status comm_recv(Comm *comm, int peer, int channel, void *data, size_t bytes, Stream *stream,
+                 CommRequest **out) {
+  assert(peer >= 0 && peer < comm->size && channel >= 0 && channel < CHANNEL_CONTROL);
+  return comm->vtable->recv(comm, peer, channel, data, bytes, stream, out);
+}
+
+Status comm_test(Comm *comm, CommRequest *request, bool *done) {
+  return comm->vtable->test(comm, request, done);
+}
+
+Status comm_wait(Comm *comm, CommRequest *request) {
+  int anybody = -1;
+  return comm_wait_all(comm, &request, &anybody, 1, "a message");
+}
+
+Status comm_wait_all(Comm *comm, CommRequest **requests, const int *peers, int n,
+                     const char *what) {
+  double since = 0;
+  for (int i = 0; i < n;) {
+    if (!requests[i]) {
+      i++;
+      continue;
+    }
+    bool done;
+    Status status = comm->vtable->test(comm, requests[i], &done);
+    if (status != ST_OK || done) requests[i] = NULL;
+    if (status != ST_OK) return status;
+    if (done) continue;
+    if (since == 0) since = clock_now();
+    TRY(comm_waiting(comm, peers[i], what, since));
+  }
+  comm_beat();
+  return ST_OK;
+}
+
+void comm_listen(void) {
+  CommNotice notice;
+  int from;
+  Comm *world = process.world;
+  for (int n = 0; n < MAX_NOTICES && world->vtable->poll(world, &notice, &from); n++)
+    comm_notice(from, &notice);
+}
+
+void comm_progress(void) {
+  if (!process.world) return;
+  comm_listen();
+  comm_collectives_advance();
+  for (Comm *group = process.groups; group; group = group->next)
+    if (group->on_poll) group->on_poll(group->poll_user);
+}
+
+void comm_poll(void) {
+  double now = clock_now();
+  if (now - process.life.polled_at < POLL_EVERY) return;
+  process.life.polled_at = now;
+  comm_beat();
+  comm_progress();
+}
+
+double comm_clock(void) { return clock_now() + process.fake_clock; }
+double comm_fake_slow(void) { return process.fake_slow; }

@@ -1,0 +1,107 @@
+// comm_impl - what the comm files share and nobody else needs.
+#ifndef RILLE_PARALLEL_COMM_IMPL_H
+#define RILLE_PARALLEL_COMM_IMPL_H
+
+#include "parallel/comm.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum { WORDS = 48 }; // room for what a rank is doing
+
+// What a CommNotice says.
+enum {
+  NOTICE_ASK,     // are you alive?
+  NOTICE_ALIVE,   // the answer, also of a rank that has left
+  NOTICE_LEFT,    // ... its script has ended
+  NOTICE_FAILING, // the sender is about to report a failure and to end the job
+};
+
+// What this rank knows about another.
+typedef struct CommPeer {
+  double asked_at;        // last question; 0: never
+  double heard_at;        // last answer; 0: never
+  CommNotice said;        // of the last answer
+  double left_at;         // 0: it has not left
+  bool is_failing;        // it reports a failure
+  uint64_t failing_words; // their hash
+} CommPeer;
+
+// What the process is doing: written by the main thread, read by the watchdog too.
+typedef struct CommLife {
+  pthread_mutex_t lock; // of the words
+  char doing[WORDS], waiting_for[WORDS];
+  char coordinates[WORDS];
+  _Atomic double beat; // when it last worked: a poll between kernels, an action, a message done
+  _Atomic double turn; // when it last took a turn in a wait
+  _Atomic bool is_waiting;
+  int waits_for; // rank of the world, -1: any
+  double
+      chain_beat; // while waiting: when the ranks waited for, or those they wait for, last worked
+  int root;       // ... the end of that chain; -1: unknown
+  char root_doing[WORDS];
+  double polled_at;
+  _Atomic double timeout; // seconds without a sign of life
+  pthread_t watchdog;
+  pthread_cond_t ending; // wakes the watchdog
+  bool has_watchdog;
+  _Atomic bool is_ending;
+} CommLife;
+
+// The poll hook and an exit handler get no argument: so what they serve is the one record of the
+// process.
+typedef struct CommProcess {
+  Comm *world;   // NULL until opened
+  Comm *leaving; // of all ranks, for the barrier at the end alone
+  const CommTransport *transport;
+  Launch launch;
+  CommPlace *place;            // [world->size]
+  CommPeer *peer;              // [world->size]
+  Comm *groups;                // all, by Comm.next
+  int64_t next_id;             // of a group
+  CommCollective *collectives; // under way, in order of their start
+  bool shares_cores;           // ranks outnumber cores: waiting yields
+  bool has_left;
+  int exit_code;
+  bool somebody_fails; // another rank reports: this one is a victim, and silent
+  double fake_clock, fake_slow;
+  CommLife life;
+} CommProcess;
+CommProcess *comm_process(void);
+
+// ---- comm.c
+
+// Moves everything on without counting as work.
+void comm_progress(void);
+// Takes in notices alone: what a failing rank still does.
+void comm_listen(void);
+Status comm_group_new(const Comm *like, int64_t id, int rank, int size, const int *member,
+                      Comm **out);
+// Waits for n requests of the group, each with the peer it is from or to; NULL ones are skipped.
+// Every request is gone afterwards, or the job is lost.
+Status comm_wait_all(Comm *comm, CommRequest **requests, const int *peers, int n, const char *what);
+
+// ---- comm_reduce.c
+
+// Takes one step of every collective that is first of its group.
+void comm_collectives_advance(void);
+// Completes what was started on the group, so that a blocking collective finds its turn.
+Status comm_collectives_drain(Comm *comm);
+
+// ---- comm_life.c
+
+void comm_life_begin(void);
+void comm_life_end(void);
+void comm_beat(void);
+void comm_notice(int from, const CommNotice *notice);
+
+// ---- comm_launch.c
+
+// Opens the transport that the launcher's variables name. Errors: ECOMM, with what to do.
+Status comm_transport_open(const Launch *launch, const CommTransport **out);
+// "rank%2", "rank/2" or a word, for this rank; NULL if the variable is not set.
+const char *comm_fake_node(int rank, char *buffer, size_t size);
+// The number for this rank in "rank:number,..." or "number" alone; fallback if there is none.
+double comm_fake_number(const char *variable, int rank, double fallback);
+
+#endif

@@ -1,0 +1,115 @@
+// comm_launch - who started us, the plugin that speaks to it, and what tests inject.
+#include "parallel/comm_impl.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int env_number(const char *name, int fallback) {
+  const char *text = getenv(name);
+  if (!text || !*text) return fallback;
+  char *end;
+  long value = strtol(text, &end, 10);
+  return value < 0 || value > 1 << 24 ? fallback : (int)value;
+}
+
+// A launcher is known by the variables that it sets for each rank.
+typedef struct Launcher {
+  const char *name, *plugin, *rank, *world, *local_rank, *local_world;
+  const char *sign; // a further variable that must be there; NULL: none
+} Launcher;
+
+// In this order: Open MPI's mpirun inside an srun sets both.
+static const Launcher launchers[] = {
+    {"mpirun of Open MPI", "openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", NULL},
+    {"mpiexec of MPICH", "mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
+     "MPI_LOCALNRANKS"},
+    {"srun --mpi=pmi2", "mpich", "PMI_RANK", "PMI_SIZE", "SLURM_LOCALID", "-", NULL},
+    {"srun --mpi=pmix", "openmpi", "PMIX_RANK", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "-", NULL},
+    {"srun", NULL, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "-", "SLURM_STEP_ID"},
+};
+
+void launch_read(Launch *out) {
+  *out = (Launch){.world = 1, .local_world = 1};
+  for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++) {
+    const Launcher *one = &launchers[i];
+    int rank = env_number(one->rank, -1), world = env_number(one->world, 0);
+    if (rank < 0 || world < 1 || (one->sign && !getenv(one->sign))) continue;
+    // Slurm says "4(x2),3": tasks on each node; the first number is the most there are.
+    const char *tasks = getenv("SLURM_STEP_TASKS_PER_NODE");
+    int local = env_number(one->local_world, tasks ? atoi(tasks) : 1);
+    *out = (Launch){
+        one->name, one->plugin, rank, world, env_number(one->local_rank, 0), local < 1 ? 1 : local};
+    return;
+  }
+}
+
+// ---- the plugin ------------------------------------------------------------------------------
+
+// The folder of this library (of the program, where it is linked in).
+static void own_folder(char *out, size_t size) {
+  Dl_info info;
+  snprintf(out, size, ".");
+  if (!dladdr((const void *)&launchers, &info) || !info.dli_fname) return;
+  const char *slash = strrchr(info.dli_fname, '/');
+  if (slash) snprintf(out, size, "%.*s", (int)(slash - info.dli_fname), info.dli_fname);
+}
+
+static Status no_plugin(const Launch *launch, const char *path, const char *reason) {
+  bool is_mpich = strcmp(launch->plugin, "mpich") == 0;
+  Status status = fail(ST_ECOMM, "%s started %d ranks, but the plugin for it cannot be used: %s",
+                       launch->launcher, launch->world, reason ? reason : path);
+  return fail_hint(status,
+                   "start with the other MPI's launcher or `rille -n %d script.lua`, or install %s "
+                   "and build again with make",
+                   launch->world,
+                   is_mpich ? "MPICH (libmpich-dev)" : "Open MPI (libopenmpi-dev openmpi-bin)");
+}
+
+Status comm_transport_open(const Launch *launch, const CommTransport **out) {
+  if (!launch->plugin) {
+    Status status = fail(ST_ECOMM, "%s started %d tasks without an MPI between them",
+                         launch->launcher, launch->world);
+    return fail_hint(status, "srun --mpi=pmix for Open MPI, srun --mpi=pmi2 for MPICH");
+  }
+  char folder[768], path[1024];
+  own_folder(folder, sizeof folder);
+  snprintf(path, sizeof path, "%s/rille_mpi_%s.so", folder, launch->plugin);
+  // Global: an MPI's own components look for its symbols.
+  void *plugin = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+  if (!plugin) return no_plugin(launch, path, dlerror());
+  const CommTransport *transport = dlsym(plugin, "rille_transport");
+  if (!transport) return no_plugin(launch, path, "it has no rille_transport");
+  *out = transport;
+  return ST_OK;
+}
+
+// ---- what tests inject -----------------------------------------------------------------------
+
+const char *comm_fake_node(int rank, char *buffer, size_t size) {
+  const char *rule = getenv("RILLE_FAKE_NODE");
+  char sign;
+  int n;
+  if (!rule || !*rule) return NULL;
+  if (sscanf(rule, "rank%c%d", &sign, &n) == 2 && (sign == '%' || sign == '/') && n > 0)
+    snprintf(buffer, size, "node%d", sign == '%' ? rank % n : rank / n);
+  else
+    snprintf(buffer, size, "%s", rule);
+  return buffer;
+}
+
+double comm_fake_number(const char *variable, int rank, double fallback) {
+  const char *text = getenv(variable);
+  if (!text || !*text) return fallback;
+  if (!strchr(text, ':')) return atof(text);
+  while (text) {
+    char *end;
+    long which = strtol(text, &end, 10);
+    if (*end == ':' && which == rank) return atof(end + 1);
+    text = strchr(text, ',');
+    if (text) text++;
+  }
+  return fallback;
+}

@@ -1,0 +1,358 @@
+// comm_life - signs of life, what a waiting rank may conclude, and how a job ends.
+//
+// A rank works, or waits. Work beats: a poll between kernels, an action, a message that is done. A
+// rank that waits asks its peer now and then; the answer, sent from wherever the peer polls, says
+// how long ago anybody in the chain of ranks that it waits for has worked:
+//
+//     rank 2 --waits for--> rank 1 --waits for--> rank 0 (works: 0.1 s ago)
+//        age 0.1 s  <-------   age 0.1 s  <------- answer
+//
+// So a rank may wait for hours behind one that works; a rank that is stopped or loops, and ranks
+// that wait for each other in a ring, grow old, and the first that waits for them longer than the
+// time-out ends the job. A rank that has left the script answers so until all have left.
+//
+// A failing rank tells all others, looks for a moment whether others fail too, reports, and aborts.
+// A rank that was told before it failed itself is a victim and keeps silent.
+#include "parallel/comm_impl.h"
+
+#include "core/hash.h"
+#include "core/spans.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static const double FIRST_QUESTION = 0.2; // seconds of waiting
+static const double LEFT_GRACE = 0.5;     // what a rank sent before it left may still be under way
+static const double FAIL_WINDOW = 0.15;   // in which ranks fail "at the same time"
+static const double END_WITHIN = 8.0;     // a job that does not end by itself is ended
+enum { MAX_REPORTS = 2 };                 // of ranks that fail at the same time in other words
+
+static double question_every(void) {
+  double every = comm_process()->life.timeout / 8;
+  return every < 0.5 ? every : 0.5;
+}
+
+static void sleep_for(double seconds) {
+  struct timespec t = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
+  nanosleep(&t, NULL);
+}
+
+static void copy_words(char to[WORDS], const char *from) { snprintf(to, WORDS, "%s", from); }
+
+// ---- work ------------------------------------------------------------------------------------
+
+void comm_beat(void) {
+  CommLife *life = &comm_process()->life;
+  atomic_store_explicit(&life->beat, clock_now(), memory_order_relaxed);
+  atomic_store_explicit(&life->is_waiting, false, memory_order_relaxed);
+}
+
+void comm_doing(const char *what) {
+  CommLife *life = &comm_process()->life;
+  pthread_mutex_lock(&life->lock);
+  copy_words(life->doing, what);
+  pthread_mutex_unlock(&life->lock);
+  comm_beat();
+}
+
+void comm_coordinates(const char *words) {
+  CommLife *life = &comm_process()->life;
+  pthread_mutex_lock(&life->lock);
+  copy_words(life->coordinates, words);
+  pthread_mutex_unlock(&life->lock);
+}
+
+void comm_stall_timeout(double seconds) {
+  if (seconds > 0) comm_process()->life.timeout = seconds;
+}
+
+// ---- notices ---------------------------------------------------------------------------------
+
+static void answer(int to, double now) {
+  CommProcess *p = comm_process();
+  CommLife *life = &p->life;
+  double beat = life->beat;
+  CommNotice notice = {.kind = p->has_left ? NOTICE_LEFT : NOTICE_ALIVE,
+                       .code = p->exit_code,
+                       .waits_for = -1,
+                       .root = -1};
+  if (life->is_waiting) {
+    if (life->chain_beat > beat) beat = life->chain_beat;
+    notice.waits_for = life->waits_for;
+    notice.root = life->root;
+    copy_words(notice.root_doing, life->root_doing);
+  }
+  copy_words(notice.doing, life->is_waiting ? life->waiting_for : life->doing);
+  notice.age = now - beat;
+  p->world->vtable->say(p->world, to, &notice);
+}
+
+void comm_notice(int from, const CommNotice *notice) {
+  CommProcess *p = comm_process();
+  CommPeer *peer = &p->peer[from];
+  double now = clock_now();
+  switch (notice->kind) {
+  case NOTICE_ASK: answer(from, now); break;
+  case NOTICE_LEFT:
+    if (peer->left_at == 0) peer->left_at = now;
+    // fall through
+  case NOTICE_ALIVE:
+    peer->heard_at = now;
+    peer->said = *notice;
+    break;
+  case NOTICE_FAILING:
+    peer->is_failing = true;
+    peer->failing_words = notice->hash;
+    p->somebody_fails = true;
+    break;
+  }
+}
+
+// ---- waiting ---------------------------------------------------------------------------------
+
+// Another rank has the word: this one waits for the end.
+static void be_silent(void) {
+  CommProcess *p = comm_process();
+  double since = clock_now();
+  while (clock_now() - since < END_WITHIN) {
+    comm_listen();
+    sleep_for(1e-3);
+  }
+  p->world->vtable->abort(p->world, 1);
+}
+
+// When the end of the chain behind a peer last worked, on this rank's clock.
+static double peer_beat(const CommPeer *peer, double since) {
+  double beat = peer->heard_at > 0 ? peer->heard_at - peer->said.age : since;
+  return beat > since ? beat : since;
+}
+
+static bool peer_waits(const CommPeer *peer) {
+  return peer->heard_at > 0 && peer->said.kind == NOTICE_ALIVE && peer->said.waits_for >= 0;
+}
+
+static Status fail_left(int rank, const CommPeer *peer, const char *what) {
+  Status status =
+      fail(ST_ECOMM, "rank %d has left the script with exit code %d, and %s waits for it", rank,
+           peer->said.code, what);
+  return fail_hint(status, "every rank must take every step: no rank may end early by itself");
+}
+
+static Status fail_stalled(int rank, const CommPeer *peer, const char *what, double now,
+                           double since) {
+  double age = now - peer_beat(peer, since);
+  const char *doing = peer->heard_at > 0 ? peer->said.doing : "";
+  bool answers = peer->heard_at > 0 && now - peer->heard_at < 4 * question_every();
+  Status status = fail(ST_ECOMM, "rank %d has %s for %.1f s, and %s waits for it%s%s%s", rank,
+                       answers ? "done no work" : "given no sign of life", age, what,
+                       doing[0] ? "; last known of it: " : "", doing,
+                       peer_waits(peer) ? " (where it waits itself)" : "");
+  return fail_hint(status, "what may take longer needs a longer --stall-timeout (seconds, now %g)",
+                   comm_process()->life.timeout);
+}
+
+// Asks the rank again when it is time.
+static void ask(int rank, double now) {
+  CommProcess *p = comm_process();
+  CommPeer *peer = &p->peer[rank];
+  if (now - peer->asked_at < question_every()) return;
+  peer->asked_at = now;
+  CommNotice question = {.kind = NOTICE_ASK, .waits_for = -1, .root = -1};
+  p->world->vtable->say(p->world, rank, &question);
+}
+
+// Asks, and judges by what was heard. A peer that waits itself is left for a while to the judgement
+// of those who wait for its peer: they can name the cause.
+static Status judge(Comm *comm, int first, int last, const char *what, double now, double since) {
+  CommProcess *p = comm_process();
+  CommLife *life = &p->life;
+  int oldest = -1;
+  double youngest_beat = 0, oldest_beat = 0;
+  for (int i = first; i <= last; i++) {
+    int rank = comm->member[i];
+    if (i == comm->rank) continue;
+    CommPeer *peer = &p->peer[rank];
+    ask(rank, now);
+    if (peer->left_at > 0 && !p->has_left && now - peer->left_at > LEFT_GRACE)
+      return fail_left(rank, peer, what);
+    double beat = peer_beat(peer, since);
+    if (beat > youngest_beat) youngest_beat = beat;
+    if (oldest < 0 || (!peer_waits(peer) && beat < oldest_beat)) {
+      oldest = rank;
+      oldest_beat = beat;
+    }
+  }
+  if (oldest < 0) return ST_OK;
+  const CommPeer *peer = &p->peer[oldest];
+  if (peer->heard_at > 0 && peer->heard_at - peer->said.age > life->chain_beat)
+    life->chain_beat = peer->heard_at - peer->said.age;
+  bool behind = peer_waits(peer) && peer->said.root >= 0;
+  life->root = behind ? peer->said.root : oldest;
+  copy_words(life->root_doing, behind                 ? peer->said.root_doing
+                               : peer->heard_at > 0.0 ? peer->said.doing
+                                                      : "");
+  double limit = life->timeout + question_every();
+  if (peer_waits(peer)) limit += 1.0 + 0.25 * life->timeout;
+  if (now - youngest_beat <= limit) return ST_OK;
+  return fail_stalled(oldest, peer, what, now, since);
+}
+
+static void give_way(double waited) {
+  if (!comm_process()->shares_cores) return;
+  // Sleeping costs at most a twentieth of what the wait has cost already.
+  if (waited > 2e-3)
+    sleep_for(waited < 2e-2 ? waited / 20 : 1e-3);
+  else
+    sched_yield();
+}
+
+Status comm_waiting(Comm *comm, int peer, const char *what, double since) {
+  CommProcess *p = comm_process();
+  CommLife *life = &p->life;
+  comm_progress();
+  double now = clock_now();
+  int waits_for = peer < 0 ? -1 : comm->member[peer];
+  if (!life->is_waiting || life->waits_for != waits_for) {
+    pthread_mutex_lock(&life->lock);
+    copy_words(life->waiting_for, what);
+    pthread_mutex_unlock(&life->lock);
+    life->waits_for = waits_for;
+    life->chain_beat = 0;
+    life->root = -1;
+    life->root_doing[0] = 0;
+    life->is_waiting = true;
+  }
+  atomic_store_explicit(&life->turn, now, memory_order_relaxed);
+  if (p->somebody_fails) be_silent();
+  give_way(now - since);
+  if (now - since < FIRST_QUESTION) return ST_OK;
+  return peer < 0 ? judge(comm, 0, comm->size - 1, what, now, since)
+                  : judge(comm, peer, peer, what, now, since);
+}
+
+// ---- the end ---------------------------------------------------------------------------------
+
+// "rank 3 of 8 (node b, pp 1 dp 0), in 2F0" into a caller's buffer.
+static const char *describe_self(char *buffer, size_t size) {
+  CommProcess *p = comm_process();
+  CommLife *life = &p->life;
+  pthread_mutex_lock(&life->lock);
+  snprintf(buffer, size, "rank %d of %d (node %s%s%s)%s%s", p->world->rank, p->world->size,
+           p->place[p->world->rank].node, life->coordinates[0] ? ", " : "", life->coordinates,
+           life->doing[0] ? ", in " : "", life->doing);
+  pthread_mutex_unlock(&life->lock);
+  return buffer;
+}
+
+static void report(const char *words, int n_same) {
+  const CommProcess *p = comm_process();
+  char who[256];
+  fflush(stdout);
+  if (n_same + 1 == p->world->size)
+    fprintf(stderr, "rille: %s\n    on all %d ranks\n", words, p->world->size);
+  else if (n_same > 0)
+    fprintf(stderr, "rille: %s, and %d other rank%s: %s\n", describe_self(who, sizeof who), n_same,
+            n_same == 1 ? "" : "s", words);
+  else
+    fprintf(stderr, "rille: %s: %s\n", describe_self(who, sizeof who), words);
+  fflush(stderr);
+}
+
+void comm_fatal_words(const char *words, int code) {
+  CommProcess *p = comm_process();
+  if (!p->world || p->world->size == 1 || p->life.is_ending) return;
+  if (p->somebody_fails) be_silent();
+  p->life.is_ending = true;
+  CommNotice notice = {.kind = NOTICE_FAILING, .hash = hash_string(words, 0)};
+  for (int i = 0; i < p->world->size; i++)
+    if (i != p->world->rank) p->world->vtable->say(p->world, i, &notice);
+  double since = clock_now();
+  while (clock_now() - since < FAIL_WINDOW) {
+    comm_listen();
+    sleep_for(1e-3);
+  }
+  int n_same = 0, n_before = 0;
+  for (int i = 0; i < p->world->size; i++) {
+    const CommPeer *peer = &p->peer[i];
+    if (!peer->is_failing) continue;
+    bool is_same = peer->failing_words == notice.hash;
+    if (i < p->world->rank && (is_same || ++n_before >= MAX_REPORTS)) be_silent();
+    n_same += is_same;
+  }
+  report(words, n_same);
+  for (int i = 0; i < p->world->size; i++) // with the code of the rank that ended first
+    if (code == 1 && p->peer[i].left_at > 0 && p->peer[i].said.code != 0)
+      code = p->peer[i].said.code;
+  sleep_for(0.05); // what the launcher forwards is to arrive before the end does
+  p->world->vtable->abort(p->world, code);
+}
+
+void comm_fatal(Comm *comm, int code) {
+  (void)comm;
+  char words[3200];
+  snprintf(words, sizeof words, "%s%s%s", status_message(), status_hint()[0] ? "\n    hint: " : "",
+           status_hint());
+  comm_fatal_words(words, code);
+}
+
+// ---- the watchdog ----------------------------------------------------------------------------
+
+// Says where the main thread hangs, and ends a process that cannot end by itself. Without MPI.
+static void *watch(void *nothing) {
+  (void)nothing;
+  CommProcess *p = comm_process();
+  CommLife *life = &p->life;
+  bool has_said = false;
+  pthread_mutex_lock(&life->lock);
+  while (life->has_watchdog) {
+    double timeout = life->timeout, every = timeout / 10 < 1 ? timeout / 10 : 1;
+    struct timespec at;
+    clock_gettime(CLOCK_REALTIME, &at);
+    at.tv_nsec += (long)(every * 1e9);
+    at.tv_sec += at.tv_nsec / 1000000000;
+    at.tv_nsec %= 1000000000;
+    if (pthread_cond_timedwait(&life->ending, &life->lock, &at) != ETIMEDOUT) continue;
+    double beat = life->beat;
+    if (life->is_waiting && life->turn > beat) beat = life->turn;
+    double silent = clock_now() - beat;
+    if (silent < timeout) has_said = false;
+    if (silent < timeout || has_said || life->is_ending) continue;
+    has_said = true;
+    pthread_mutex_unlock(&life->lock);
+    char who[256];
+    fprintf(stderr, "rille: %s: no sign of life for %.1f s\n", describe_self(who, sizeof who),
+            silent);
+    pthread_mutex_lock(&life->lock);
+  }
+  pthread_mutex_unlock(&life->lock);
+  return NULL;
+}
+
+void comm_life_begin(void) {
+  CommLife *life = &comm_process()->life;
+  comm_beat();
+  life->waits_for = -1;
+  life->has_watchdog = true;
+  pthread_cond_init(&life->ending, NULL);
+  sigset_t all, before; // signals are for the main thread
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  if (pthread_create(&life->watchdog, NULL, watch, NULL) != 0) life->has_watchdog = false;
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+void comm_life_end(void) {
+  CommLife *life = &comm_process()->life;
+  if (!life->has_watchdog) return;
+  pthread_mutex_lock(&life->lock);
+  life->has_watchdog = false;
+  pthread_cond_signal(&life->ending);
+  pthread_mutex_unlock(&life->lock);
+  pthread_join(life->watchdog, NULL);
+}

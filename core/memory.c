@@ -236,6 +236,14 @@ void pool_on_pressure(Pool *pool, void (*callback)(void *user), void *user) {
   pool->pressure_user = user;
 }
 
+bool pool_hold_pressure(Pool *pool, bool hold) {
+  bool before = pool->in_pressure;
+  pool->in_pressure = hold;
+  return before;
+}
+
+bool pool_pressure_held(const Pool *pool) { return pool->in_pressure; }
+
 size_t pool_debt(Pool *pool, int reset) {
   size_t debt = pool->debt;
   if (reset) pool->debt = 0;

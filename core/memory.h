@@ -16,6 +16,7 @@
 
 #include "core/status.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -73,6 +74,11 @@ void pool_reset_peaks(Pool *pool);
 
 // Called once before an allocation fails: may free tensors (a full garbage collection).
 void pool_on_pressure(Pool *pool, void (*callback)(void *user), void *user);
+
+// Inside the poll hook the callback must not run: holds it back (true) or lets it run again; what
+// was before. An allocation that fails while it is held may succeed later.
+bool pool_hold_pressure(Pool *pool, bool hold);
+bool pool_pressure_held(const Pool *pool);
 
 // Bytes allocated since the last call with reset: drives the script's garbage collector.
 size_t pool_debt(Pool *pool, int reset);

@@ -146,6 +146,7 @@ int luaopen_rille(lua_State *L) {
   partition_bind(L, r, rille);
   index_bind(L, r, methods);
   comm_bind(L, r, rille);
+  exec_bind(L, r, rille);
   lua_pushvalue(L, methods), lua_setfield(L, rille, "Tensor");
   lua_pushstring(L, RILLE_VERSION), lua_setfield(L, rille, "version");
   add_searcher(L);

@@ -79,6 +79,7 @@ void data_bind(lua_State *L, Rille *r, int rille);
 void sched_bind(lua_State *L, Rille *r, int rille);
 void partition_bind(lua_State *L, Rille *r, int rille);
 void comm_bind(lua_State *L, Rille *r, int rille);
+void exec_bind(lua_State *L, Rille *r, int rille);
 
 // A metatable "rille.<name>" with methods and finalizers of its own, for userdata that hold one
 // pointer (box). `methods` and `metamethods` may be NULL.

@@ -1,5 +1,5 @@
 // comm_bind - groups of ranks and meshes as scripts and the library see them.
-#include "lua/binding.h"
+#include "lua/comm_bind.h"
 
 #include "parallel/comm.h"
 #include "parallel/mesh.h"
@@ -22,6 +22,12 @@ static void push_comm(lua_State *L, Comm *comm, bool is_owned) {
 
 static Comm *self_comm(lua_State *L, Rille *r) {
   CommBox *box = box_check(L, r, 1, COMM);
+  if (!box->comm) raise_value(L, r, "this group of ranks has been freed");
+  return box->comm;
+}
+
+Comm *comm_check_box(lua_State *L, Rille *r, int index) {
+  CommBox *box = box_check(L, r, index, COMM);
   if (!box->comm) raise_value(L, r, "this group of ranks has been freed");
   return box->comm;
 }
@@ -135,6 +141,40 @@ static int group_all_reduce(lua_State *L) {
   return 1;
 }
 
+// ---- sums under way
+
+static const char SUM[] = "rille.sum";
+
+typedef struct SumBox {
+  CommCollective *sum; // NULL: done
+} SumBox;
+
+// group:all_reduce_start(t) -> an object whose wait() returns when t holds the sum.
+static int group_all_reduce_start(lua_State *L) {
+  Rille *r = binding_of(L);
+  Comm *comm = self_comm(L, r);
+  Tensor *t = plain_tensor(L, r, 2, "all_reduce_start");
+  SumBox *box = box_push(L, SUM, sizeof *box);
+  lua_pushvalue(L, 2); // the tensor lives as long as the sum
+  lua_setiuservalue(L, -2, 1);
+  tensor_written(r->ctx, t);
+  check_status(L, r,
+               comm_all_reduce_start(comm, r->ctx->pool, tensor_data(t), tensor_numel(t), t->dtype,
+                                     REDUCE_SUM, &box->sum));
+  return 1;
+}
+
+static int sum_wait(lua_State *L) {
+  Rille *r = binding_of(L);
+  SumBox *box = box_check(L, r, 1, SUM);
+  CommCollective *sum = box->sum;
+  box->sum = NULL;
+  if (sum) check_status(L, r, comm_collective_wait(sum, "a sum over replicas"));
+  return 0;
+}
+
+static const luaL_Reg sum_methods[] = {{"wait", sum_wait}, {NULL, NULL}};
+
 // group:all_gather(s) -> the list of all ranks' strings, rank 0's at 1.
 static int group_all_gather(lua_State *L) {
   Rille *r = binding_of(L);
@@ -210,6 +250,7 @@ static const luaL_Reg group_methods[] = {
     {"barrier", group_barrier},
     {"broadcast", group_broadcast},
     {"all_reduce", group_all_reduce},
+    {"all_reduce_start", group_all_reduce_start},
     {"all_gather", group_all_gather},
     {"agree", group_agree},
     {"place", group_place},
@@ -268,8 +309,16 @@ static int mesh_rank_(lua_State *L) {
   return 1;
 }
 
+// mesh:at(axis [, rank]): the coordinate of this rank, or of another one.
 static int mesh_at_(lua_State *L) {
-  lua_pushinteger(L, self_mesh(L, binding_of(L))->at[axis_check(L, 2)]);
+  Rille *r = binding_of(L);
+  const Mesh *mesh = self_mesh(L, r);
+  MeshAxis axis = axis_check(L, 2);
+  int64_t rank = lua_isnoneornil(L, 3) ? mesh->all->rank : integer_check(L, r, 3, "at: the rank");
+  int at[MESH_AXES];
+  if (rank < 0 || rank >= mesh->all->size) raise_value(L, r, "at: there is no such rank");
+  mesh_at(mesh, (int)rank, at);
+  lua_pushinteger(L, at[axis]);
   return 1;
 }
 
@@ -363,6 +412,7 @@ void comm_bind(lua_State *L, Rille *r, int rille) {
   static const luaL_Reg mesh_meta[] = {{"__gc", mesh_gc}, {NULL, NULL}};
   box_bind(L, r, COMM, group_methods, group_meta);
   box_bind(L, r, MESH, mesh_methods, mesh_meta);
+  box_bind(L, r, SUM, sum_methods, NULL);
   lua_getfield(L, rille, "core");
   binding_register(L, r, functions);
   lua_pop(L, 1);

@@ -2,9 +2,12 @@
 // modules, accounting, spans, and parameters.
 #include "lua/binding.h"
 
+#include "core/hash.h"
 #include "core/spans.h"
 #include "core/weights.h"
+#include "lua/comm_bind.h"
 #include "ops/random.h"
+#include "parallel/tied.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -79,6 +82,38 @@ static int release(lua_State *L) {
   Rille *r = binding_of(L);
   Tensor *t = lua_gettop(L) > 0 ? tensor_at(L, r, 1) : NULL;
   if (t && !t->weak && !t->param && t->storage) tensor_weaken(t);
+  return 0;
+}
+
+// hash(text) -> 64 bits.
+static int hash(lua_State *L) {
+  size_t n;
+  const char *text = luaL_checklstring(L, 1, &n);
+  lua_pushinteger(L, (lua_Integer)hash_bytes(text, n, 0));
+  return 1;
+}
+
+static int seed(lua_State *L) {
+  lua_pushinteger(L, (lua_Integer)binding_of(L)->ctx->seed);
+  return 1;
+}
+
+// tied_exchange(comm, parameter, units, ranks): every holder of a parameter gets the gradient
+// buffers of all units that use it; ranks[i] of the group runs units[i].
+static int exchange(lua_State *L) {
+  enum { MAX_USES = 256 };
+  Rille *r = binding_of(L);
+  Comm *comm = comm_check_box(L, r, 1);
+  const Tensor *t = tensor_check(L, r, 2, "tied_exchange: the parameter");
+  TiedUse uses[MAX_USES];
+  int n = (int)lua_rawlen(L, 3);
+  if (!t->param || n > MAX_USES) raise_value(L, r, "tied_exchange: not such a parameter");
+  for (int i = 0; i < n; i++) {
+    lua_rawgeti(L, 3, i + 1), lua_rawgeti(L, 4, i + 1);
+    uses[i] = (TiedUse){(int)lua_tointeger(L, -2), (int)lua_tointeger(L, -1)};
+    lua_pop(L, 2);
+  }
+  check_status(L, r, tied_exchange(r->ctx, comm, t->param, uses, n));
   return 0;
 }
 
@@ -345,6 +380,9 @@ static const luaL_Reg core_functions[] = {
     {"spans_list", spans_list},
     {"write_trace", write_trace},
     {"param", param},
+    {"hash", hash},
+    {"seed", seed},
+    {"tied_exchange", exchange},
     {NULL, NULL},
 };
 
@@ -352,6 +390,7 @@ void core_bind(lua_State *L, Rille *r, int rille, int methods) {
   lua_getfield(L, rille, "core");
   binding_register(L, r, core_functions);
   bind_module_call(L, r);
+  lua_pushstring(L, RILLE_VERSION), lua_setfield(L, -2, "version");
   lua_pushinteger(L, r->rank), lua_setfield(L, -2, "rank");
   lua_pushinteger(L, r->world), lua_setfield(L, -2, "world");
   lua_pop(L, 1);

@@ -37,6 +37,7 @@ local o = rille.options {
     min = 0.0, max = 1.0 },
   { "log", 10, "steps between progress lines", min = 0 },
   { "seed", 0, "of weights, dropout, data order" },
+  parallel = true,
 }
 
 local data = rille.data.text { o.text, T = o.T, seed = o.seed }
@@ -48,12 +49,12 @@ local trainer = rille.Trainer {
   model = model, loss = nn.cross_entropy, seed = o.seed, out = o.out, steps = o.steps, log = o.log,
   optimizer = { "adamw", lr = o.lr, betas = { 0.9, 0.95 }, weight_decay = o.weight_decay,
     clip = o.clip, schedule = { o.schedule, warmup = o.warmup, min = o.min_lr } },
-  batch = { global = o.global, micro = o.micro }, recompute = o.recompute,
+  batch = { global = o.global, micro = o.micro }, parallel = o.parallel, recompute = o.recompute,
   checkpoint = { every = o.save_every },
 }
 -- n bytes after the prompt. Options that cannot be are told now, not after the training.
 local function write(n)
-  local ids = rille.sample(model, data.encode(o.prompt), n, {
+  local ids = rille.sample(trainer, data.encode(o.prompt), n, {
     temperature = o.temperature, top_k = o.top_k, top_p = o.top_p, seed = o.seed, context = o.T,
   })
   return o.prompt .. data.decode(ids)

@@ -313,7 +313,7 @@ check.test("wrong batches and options are refused with words", function()
   check.raises(function()
     rille.Trainer { model = nn.Linear { 1, 1 }, loss = nn.mse, optimizer = "sgd",
       batch = { global = 1 }, parallel = { pp = 2 } }
-  end, "parallel.pp = 2")
+  end, "pp 2 makes 2 ranks a copy of the model, but there is 1")
 end)
 
 check.done()

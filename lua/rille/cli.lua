@@ -6,6 +6,7 @@
 --       { "style", "gpt2", "kind of blocks", choices = { "gpt2", "llama" } },
 --       { "text", nil, "a text file", type = "string" },
 --       { "recompute", false, "keep less, compute more" },
+--       parallel = true,     -- adds --dp, --pp, --pp-schedule, ...: o.parallel is for the Trainer
 --     }
 --
 -- On the command line --layers 8, --layers=8, --recompute, --no-recompute. In names - and _ are the
@@ -96,11 +97,46 @@ local function declare(row)
   }
 end
 
+-- ---- the layout over ranks, which every training script may take: { parallel = true }
+
+local parallel_rows = {
+  "Layout over ranks:",
+  { "dp", 0, "replicas (0: as many as the world has room for)", min = 0 },
+  { "tp", 1, "ranks that share a layer", min = 1 },
+  { "pp", 1, "ranks that the model's layers are spread over", min = 1 },
+  { "pp-schedule", nil, "pipeline schedule: rille schedule --list, or a file x.lua, x.csv "
+    .. "(1f1b; interleaved with several stages a rank)", type = "string", sign = "NAME" },
+  { "stages-per-rank", nil, "parts of the model on each rank (the schedule's own number)",
+    type = "integer", min = 1 },
+  { "group", nil, "microbatches a group, of interleaved", type = "integer", min = 1 },
+  { "split", nil, "units a stage: uniform, parameters, time, or a list such as 3,2,2,1",
+    type = "string" },
+  { "stall-timeout", 300.0, "seconds without a sign of life after which a rank is given up",
+    min = 0.1 },
+}
+
+-- What Trainer's option `parallel` wants, from these rows' values.
+local function parallel_of(values)
+  local split = values.split
+  if split and split:find("^[%d, ]+$") then
+    local list = {}
+    for n in split:gmatch("%d+") do table.insert(list, math.tointeger(n)) end
+    split = list
+  end
+  return {
+    dp = values.dp > 0 and values.dp or nil, tp = values.tp, pp = values.pp,
+    pipeline = values.pp_schedule, stages_per_rank = values.stages_per_rank, group = values.group,
+    split = split, stall_timeout = values.stall_timeout,
+  }
+end
+
 -- The declarations in order (headings are texts), and by key.
 local function declare_all(spec)
   expect("rille.options", "the argument", spec, "table")
   local list, by_key = {}, {}
-  for _, row in ipairs(spec) do
+  local rows = table.move(spec, 1, #spec, 1, {})
+  if spec.parallel then table.move(parallel_rows, 1, #parallel_rows, #rows + 1, rows) end
+  for _, row in ipairs(rows) do
     local entry = row
     expect("rille.options", "a row", row, "table|string")
     if type(row) == "table" then
@@ -312,6 +348,7 @@ function cli.parse(spec, args)
       script)
   end
   if wants_help then return nil, nil, help_text(spec, list, script) end
+  if spec.parallel then values.parallel = parallel_of(values) end
   return strict(values, by_key)
 end
 

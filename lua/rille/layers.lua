@@ -48,11 +48,7 @@ end
 function Linear:matrix()
   if not self.tied then return self.weight end
   if not rawget(self, "_matrix") then
-    local weight = self:root():get(self.tied)
-    if not rille.is_tensor(weight) then
-      fail("%s: tied = %q is no parameter", self._path, self.tied)
-    end
-    rawset(self, "_matrix", weight)
+    rawset(self, "_matrix", self:shared_parameters()[1][2])
   end
   return self._matrix
 end

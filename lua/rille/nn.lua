@@ -179,6 +179,33 @@ function Module:named_parameters()
   return list
 end
 
+--- Parameters of other modules that this one uses too: a list of {name, tensor}. By default what
+--- its field `tied` names; a class that uses more redefines it.
+function Module:shared_parameters()
+  local path = rawget(self, "tied")
+  if type(path) ~= "string" then return {} end
+  local tensor = self:root():get(path)
+  if not is_parameter(tensor) then
+    error(("%s: tied = %q is no parameter"):format(self._path, path), 0)
+  end
+  return { { path, tensor } }
+end
+
+--- All parameters that the module's forward reads, its own and shared ones, with their full names.
+function Module:used_parameters()
+  local list, seen = self:named_parameters(), {}
+  for _, entry in ipairs(list) do seen[entry[1]] = true end
+  for _, module in ipairs(self:modules()) do
+    for _, entry in ipairs(module:shared_parameters()) do
+      if not seen[entry[1]] then
+        seen[entry[1]] = true
+        table.insert(list, entry)
+      end
+    end
+  end
+  return list
+end
+
 --- The parameters alone.
 function Module:parameters()
   local list = {}
@@ -281,7 +308,10 @@ function Module:update_buffer(name, fn)
   end
   if core.recomputing() then return end
   local staged = nn.staged_updates
-  if staged then table.insert(staged, apply) else apply() end
+  if not staged then return apply() end
+  table.insert(staged, {
+    mb = core.place().microbatch, apply = apply, buffer = self._buffers[name],
+  })
 end
 
 -- ---- state
@@ -378,11 +408,53 @@ end
 
 -- ---- containers
 
+--- Calls a unit: it gets the values of the one before it, then the named values that it reads
+--- (`reads`, a list of names); the last ones that it returns are those it writes (`writes`). Named
+--- values reach units far behind: skip connections, an encoder's output.
+---@param run fun(unit: rille.Module, ...): ... how to call it
+---@param values table what the unit before it returned, packed
+---@param named table<string, rille.Tensor> read and written
+---@return table values packed
+function nn.call_unit(run, unit, values, named)
+  local reads, writes = unit.reads, unit.writes
+  if reads then
+    values = table.pack(table.unpack(values, 1, values.n))
+    for _, name in ipairs(reads) do
+      if named[name] == nil then
+        error(("%s reads the value %q, which no unit before it has written"):format(unit._path,
+          name), 0)
+      end
+      values.n = values.n + 1
+      values[values.n] = named[name]
+    end
+  end
+  local results = table.pack(run(unit, table.unpack(values, 1, values.n)))
+  if writes then
+    if results.n <= #writes then
+      error(("%s returned %d values; it writes %d named ones (%s), which come after the others")
+        :format(unit._path, results.n, #writes, table.concat(writes, ", ")), 0)
+    end
+    for i, name in ipairs(writes) do
+      local at = results.n - #writes + i
+      named[name], results[at] = results[at], nil
+    end
+    results.n = results.n - #writes
+  end
+  return results
+end
+
+local function call_module(module, ...) return module(...) end
+
+local chain_values -- named values of the outermost chain that runs
+
 -- Runs modules one after the other: what one returns, the next one gets.
 local function run_chain(modules, ...)
+  local outer <const> = chain_values
+  local _ <close> = setmetatable({}, { __close = function() chain_values = outer end })
+  chain_values = outer or {}
   local values = table.pack(...)
   for _, module in ipairs(modules) do
-    values = table.pack(module(table.unpack(values, 1, values.n)))
+    values = nn.call_unit(call_module, module, values, chain_values)
   end
   return table.unpack(values, 1, values.n)
 end

@@ -174,9 +174,14 @@ end
 --- warmup = 100},
 ---  groups = {{match = "wte", lr = 0.1, weight_decay = 0}, {weight_decay = 0.1}}}. A group's lr is
 --- a factor.
+--- An entry of `named` may say more, where a model lies on several ranks: place (parameters of
+--- one place share a flat set), order (in the whole model), is_counted (false: another rank counts
+--- it in the norm). others: replicas (sets are padded so that they divide), combine (a function
+--- from this rank's list of {order, norm} to the whole model's, in order).
 ---@param named table[]
 ---@param spec table|string
-function optim.new(named, spec)
+---@param others table?
+function optim.new(named, spec, others)
   if type(spec) == "string" then spec = { spec } end
   if type(named) ~= "table" or #named == 0 then
     fail("optim.new: a list of {name, parameter} such as model:named_parameters() is wanted, "
@@ -207,6 +212,7 @@ function optim.new(named, spec)
     clip_norm = clip_norm, steps_done = 0, named = named,
     schedule = optim.schedule(spec.schedule or "constant"),
     groups = spec.groups or default_groups(o),
+    replicas = others and others.replicas or 1, combine = others and others.combine,
   }, Optimizer)
   self:gather()
   return self
@@ -219,17 +225,19 @@ function Optimizer:gather()
   for _, entry in ipairs(self.named) do
     local name, p = entry[1], entry[2]
     local g = group_of(self.groups, name, p)
-    local key = g .. " " .. p:dtype()
+    local key = g .. " " .. p:dtype() .. " " .. (entry.place or "")
     if not by_key[key] then
-      by_key[key] = { group = self.groups[g], params = {}, names = {} }
+      by_key[key] = { group = self.groups[g], params = {}, names = {}, place = entry.place }
       table.insert(self.sets, by_key[key])
     end
     local part = by_key[key]
     table.insert(part.params, p)
     table.insert(part.names, name)
-    table.insert(self.places, { name = name, part = part, index = #part.params })
+    table.insert(self.places, { name = name, part = part, index = #part.params, entry = entry })
   end
-  for i, part in ipairs(self.sets) do part.set = core.weightset(part.params, i - 1) end
+  for i, part in ipairs(self.sets) do
+    part.set = core.weightset(part.params, i - 1, 0, self.replicas)
+  end
 end
 
 --- Forgets all gradients.
@@ -242,13 +250,21 @@ end
 --- for infinity = true the largest magnitude.
 function Optimizer:grad_norm(infinity)
   for _, part in ipairs(self.sets) do part.norms = part.set:grad_norms(infinity == true) end
-  local total = 0.0
+  local norms = {}
   for _, place in ipairs(self.places) do
-    local norm = place.part.norms[place.index]
-    if infinity then
-      if norm > total or norm ~= norm then total = norm end
-    else
-      total = total + norm
+    local is_counted = place.entry.is_counted ~= false -- elsewhere, if several ranks have it
+    if is_counted then
+      table.insert(norms, { place.entry.order or #norms, place.part.norms[place.index] })
+    end
+  end
+  if self.combine then norms = self.combine(norms) end
+  local total = 0.0
+  for _, norm in ipairs(norms) do
+    local value = norm[2]
+    if not infinity then
+      total = total + value
+    elseif value > total or value ~= value then
+      total = value
     end
   end
   return infinity and total or math.sqrt(total)
@@ -283,22 +299,25 @@ end
 
 local MASTER = 2 -- the state index of the f32 copy of bf16 weights
 
---- State by name, for checkpoints: a list of {"m.h.0.mlp.up.weight", tensor}. bf16 weights add
---- their f32 copy, once there is one (from the first step on).
+--- The names of what is kept of a parameter: {"m", "v"}; for bf16 weights also their f32 copy, once
+--- there is one (from the first step on).
+function Optimizer:state_names(p)
+  local has_state = self.name ~= "sgd" or self.options.momentum > 0
+  local names = has_state and table.move(self.kind.state, 1, #self.kind.state, 1, {}) or {}
+  if p:dtype() == "bf16" and self.steps_done > 0 then table.insert(names, "master") end
+  return names
+end
+
+--- State by name, for checkpoints: a list of {"m.h.0.mlp.up.weight", tensor, of = "h.0..."}.
 function Optimizer:state()
   local list = {}
-  local names = self.name == "sgd" and self.options.momentum == 0 and {} or self.kind.state
-  for _, part in ipairs(self.sets) do
-    for i = 1, #names do part.set:state(i - 1) end -- made, if it is not there yet
-    if part.set:dtype() == "bf16" and self.steps_done > 0 then part.set:state(MASTER) end
-  end
   for _, place in ipairs(self.places) do
     local set, p = place.part.set, place.part.params[place.index]
-    for i, what in ipairs(names) do
-      table.insert(list, { what .. "." .. place.name, set:state_of(p, i - 1) })
+    for i, what in ipairs(self:state_names(p)) do
+      local index = what == "master" and MASTER or i - 1
+      set:state(index) -- made, if it is not there yet
+      table.insert(list, { what .. "." .. place.name, set:state_of(p, index), of = place.name })
     end
-    local master = set:state_of(p, MASTER)
-    if master then table.insert(list, { "master." .. place.name, master }) end
   end
   return list
 end

@@ -129,8 +129,8 @@ local function next_logits(model, ids, first)
   return out:slice(1, -1, out:size(1)):contiguous():view(-1)
 end
 
-local function generate(model, ids, n, o)
-  local context = math.min(o.context or math.huge, longest_context(model))
+local function generate(model, longest, ids, n, o)
+  local context = math.min(o.context or math.huge, longest)
   local new = {}
   for i = 1, n do
     local logits = next_logits(model, ids, math.max(#ids - context, 0))
@@ -145,7 +145,8 @@ end
 --- Continues a sequence by n tokens; n = 0 only checks prompt and options. Deterministic: token i
 --- is drawn with random number i of the seed. The model is in eval mode meanwhile, without
 --- gradients.
----@param model any called with ids [1, T], gives logits [1, T, V]
+---@param model any called with ids [1, T], gives logits [1, T, V]; or a trainer: then its model,
+--- under any layout (every rank calls this, and gets the same ids)
 ---@param ids any the prompt: a list or a tensor, at least one id
 ---@param n integer
 ---@param options table? {temperature = 1 (0: always the likeliest), top_k = 0 (all), top_p = 1,
@@ -160,7 +161,10 @@ function sample.sample(model, ids, n, options)
   if #prompt == 0 then
     fail.usage("sample: the prompt is empty, the model needs at least one id")
   end
-  local modes = {}
+  local run, modes = model, {}
+  if type(model) == "table" and type(model.predict) == "function" then
+    model = model.model -- run stays the trainer, which can be called too
+  end
   for _, module in ipairs(modules_of(model)) do
     table.insert(modes, { module, module.training })
     rawset(module, "training", false)
@@ -168,7 +172,7 @@ function sample.sample(model, ids, n, options)
   local _ <close> = setmetatable({}, { __close = function()
     for _, mode in ipairs(modes) do rawset(mode[1], "training", mode[2]) end
   end })
-  return rille.no_grad(generate, model, prompt, n, o)
+  return rille.no_grad(generate, run, longest_context(model), prompt, n, o)
 end
 
 return sample

@@ -11,7 +11,8 @@
 local rille = require "rille"
 local core = rille.core
 local nn = require "rille.nn"
-local optim = require "rille.optim"
+local layouts = require "rille.layout"
+local pipeline = require "rille.pipeline"
 local checkpoint = require "rille.checkpoint"
 local expect = require "rille.expect"
 local fail = require "rille.fail"
@@ -23,22 +24,13 @@ Trainer.__index = Trainer
 
 local trainer = {}
 
--- One process runs every layout of size 1; anything else is refused with words.
-local function check_parallel(parallel)
-  for _, axis in ipairs { "dp", "tp", "pp" } do
-    local n = parallel and parallel[axis] or 1
-    if n ~= 1 then
-      fail.usage("Trainer: parallel.%s = %s, but this is one process (only 1 is possible)", axis,
-        tostring(n))
-    end
-  end
-end
-
 --- A trainer. Options:
 ---   model       a module; its units() are run one by one, each with gradient buffers of its own
 ---   loss        nn.cross_entropy, or a function(output, target) -> sum, count, or -> mean
 ---   optimizer   see rille.optim.new
 ---   batch       {global = samples a step, micro = samples a microbatch}
+---   parallel    how the model lies on the ranks: {dp =, pp =, stages_per_rank =, pipeline =,
+---               group =, split =}; default: all ranks are replicas
 ---   recompute   true: keep only the inputs of each unit and run it again in backward
 ---   steps       how many are planned (schedules and the eta need it)
 ---   seed        of initial weights, dropout and data order (default 0)
@@ -50,7 +42,6 @@ end
 ---@return rille.Trainer
 function Trainer.new(options)
   trainer_options.check(options)
-  check_parallel(options.parallel)
   local self = setmetatable({
     model = options.model, loss = options.loss, recompute = options.recompute or false,
     out = options.out, total = options.steps, nonfinite = options.nonfinite or "stop",
@@ -59,61 +50,13 @@ function Trainer.new(options)
   }, Trainer)
   self.global, self.micro = trainer_options.batch(options.batch)
   if options.seed then rille.manual_seed(options.seed) end
-  self.units = self.model.units ~= nn.Module.units and self.model:units() or { self.model }
-  self.optimizer = optim.new(self.model:named_parameters(), options.optimizer)
+  self.layout = layouts.new(self.model, options.parallel, self.global, self.micro)
+  self.pipeline = pipeline.new {
+    layout = self.layout, loss = self.loss, recompute = self.recompute,
+  }
+  self.optimizer = self.pipeline:optimizer(options.optimizer)
   checkpoint.configure(self, options.checkpoint)
   return self
-end
-
--- ---- one microbatch
-
--- Drops what a unit was given, unless it is the batch itself or came out again.
-local function drop_inputs(inputs, outputs, batch_input)
-  for i = 1, inputs.n do
-    local t = inputs[i]
-    local kept = rawequal(t, batch_input) or not rille.is_tensor(t)
-    for k = 1, outputs.n do kept = kept or rawequal(outputs[k], t) end
-    if not kept then core.release(t) end
-  end
-end
-
--- Runs the units on x; returns the last one's results.
-local function run_units(self, x)
-  local values = table.pack(x)
-  for i, unit in ipairs(self.units) do
-    core.set_unit(i - 1)
-    local inputs = values
-    if self.recompute and rille.is_grad_enabled() then
-      values = table.pack(core.scope(rille.checkpoint, unit, table.unpack(inputs, 1, inputs.n)))
-    else
-      values = table.pack(core.scope(unit, table.unpack(inputs, 1, inputs.n)))
-    end
-    drop_inputs(inputs, values, x)
-  end
-  core.set_unit(#self.units)
-  return values
-end
-
--- The loss of outputs: sum (a tensor), count, and whether the loss gave a mean over samples.
-local function run_loss(self, outputs, y, n_samples)
-  local sum, count = core.scope(self.loss, outputs[1], y)
-  if not rille.is_tensor(sum) then
-    fail("the loss gave a %s, not a tensor", type(sum))
-  end
-  if sum:numel() ~= 1 then
-    fail("the loss gave a tensor of shape [%s], not a single number: sum it, or return "
-      .. "(sum, count)", table.concat({ sum:shape() }, ", "))
-  end
-  if count == nil then return sum * n_samples, n_samples, true end
-  return sum, rille.is_tensor(count) and count:item() or count, false
-end
-
--- How many target slots the whole step has: C of the loss contract.
-local function count_slots(self, y, n_samples, is_mean)
-  local loss = self.loss
-  if type(loss) == "table" and loss.reduction == "sum" then return 1 end
-  if is_mean or y == nil then return n_samples end
-  return math.max(y:numel(), 1)
 end
 
 -- ---- add_loss
@@ -127,7 +70,9 @@ function trainer.add_loss(name, value, weight)
   expect("rille.add_loss", "weight", weight, "number?")
   local added = nn.added_losses
   if not added or core.recomputing() then return end
-  table.insert(added, { name = name, value = value:keep(), weight = weight or 1 })
+  table.insert(added, {
+    name = name, value = value:keep(), weight = weight or 1, unit = core.place().unit,
+  })
 end
 
 -- ---- the step
@@ -135,13 +80,6 @@ end
 --- What a step gives: r.loss, r.grad_norm, r.lr, r.tokens, r.count, r.losses (added ones by name),
 --- r.skipped.
 ---@class rille.StepResult
-
-local function rows_of(batch, k, first, n)
-  local part = batch[k]
-  if part == nil then return nil end
-  if rille.is_tensor(part) then return part:slice(0, first, first + n) end
-  return part:rows(first, n)
-end
 
 -- A batch is {inputs, targets}; each a tensor, or an object with rows(first, n) and n.
 local function check_data(where, batch)
@@ -156,101 +94,14 @@ local function check_data(where, batch)
   end
 end
 
-local function samples_of(batch)
-  local part = batch[1]
-  if rille.is_tensor(part) then return part:size(0) end
-  return part.n
-end
-
--- N, before all of it has been seen: an added loss is seeded so that the final factor C/N cancels.
-local function count_in_advance(self, batch, sums)
-  if sums.expected then return end
-  local has_count = type(self.loss) == "table" and self.loss.count and self.loss.reduction ~= "sum"
-  sums.expected = has_count and self.loss.count(rows_of(batch, 2, 0, sums.samples)) or sums.slots
-end
-
--- Forward and backward of the samples first .. first+n-1 of the batch.
-local function run_microbatch(self, batch, index, first, n, sums)
-  core.begin_microbatch(index, self.samples_seen + first, n)
-  nn.added_losses = {}
-  local x, y = rows_of(batch, 1, first, n), rows_of(batch, 2, first, n)
-  core.data(x)
-  if y then core.data(y) end
-  local start = core.clock()
-  local outputs = run_units(self, x)
-  local sum, count, is_mean = run_loss(self, outputs, y, n)
-  sums.slots = sums.slots or count_slots(self, batch[2], sums.samples, is_mean)
-  sums.loss = sums.loss + sum:item()
-  sums.count = sums.count + count
-  if #nn.added_losses > 0 then count_in_advance(self, batch, sums) end
-  local outs, seeds = { sum }, { rille.full({}, 1 / sums.slots, { dtype = sum:dtype() }) }
-  for _, added in ipairs(nn.added_losses) do
-    local share = added.weight * n / sums.samples
-    sums.added[added.name] = (sums.added[added.name] or 0) + share * added.value:item()
-    if added.value:requires_grad() then
-      table.insert(outs, added.value)
-      table.insert(seeds, rille.full({}, share * sums.expected / sums.slots,
-        { dtype = added.value:dtype() }))
-    end
-  end
-  local middle = core.clock()
-  core.span(("F%d"):format(index), start, middle)
-  if not sum:requires_grad() then
-    fail("the loss depends on no parameter that wants a gradient")
-  end
-  core.backward(outs, seeds, "B")
-  core.span(("B%d"):format(index), middle, core.clock())
-  core.release(sum)
-  drop_inputs(outputs, { n = 0 }, x)
-  for _, added in ipairs(nn.added_losses) do core.release(added.value) end
-  nn.added_losses = nil
-  core.end_microbatch()
-end
-
--- The module whose output first held a value that is not finite, by running forward once more.
-local function first_nonfinite(self, batch, index, first, n)
-  local found
-  local removes = {}
-  for _, module in ipairs(self.model:modules()) do
-    table.insert(removes, self.model:on(module._path, function(m, out)
-      if found or not rille.is_tensor(out) then return end
-      local bad = rille.no_grad(function() return not out:isfinite():all():item() end)
-      if bad then found = m end
-    end))
-  end
-  core.begin_microbatch(index, self.samples_seen + first, n)
-  rille.no_grad(function()
-    local x, y = rows_of(batch, 1, first, n), rows_of(batch, 2, first, n)
-    run_loss(self, run_units(self, x), y, n)
-  end)
-  core.end_microbatch()
-  for _, remove in ipairs(removes) do remove() end
-  return found
-end
-
 local function explain_nonfinite(self, batch, what, value)
-  local where
-  for index = 0, math.ceil(samples_of(batch) / self.micro) - 1 do
-    local first = index * self.micro
-    local n = math.min(self.micro, samples_of(batch) - first)
-    local module = first_nonfinite(self, batch, index, first, n)
-    if module then
-      where = ("the first output that is not finite is that of %s (%s), microbatch %d"):format(
-        module._path == "" and "the model" or module._path, module._class, index)
-      break
-    end
-  end
+  local where = self.pipeline:first_nonfinite(batch, self.samples_seen)
   local shown = value ~= value and "nan" or value > 0 and "inf" or "-inf"
   return ("step %d: %s is %s\n  %s\n"
     .. "  hint: a lower learning rate, more warm-up, or nonfinite = \"skip\""):format(
-    self.step_count + 1, what, shown,
-    where or "all outputs of the forward pass are finite: it arose in the loss or in backward")
-end
-
-local function apply_staged()
-  local staged = nn.staged_updates
-  nn.staged_updates = nil
-  for _, apply in ipairs(staged or {}) do apply() end
+    self.step_count + 1, what, shown, where and "the first output that is not finite is that of "
+      .. where
+    or "all outputs of the forward pass are finite: it arose in the loss or in backward")
 end
 
 --- One training step on a global batch: {inputs, targets}, each a tensor or an object with
@@ -258,20 +109,14 @@ end
 ---@return rille.StepResult
 function Trainer:step(batch)
   check_data("Trainer:step", batch)
-  local n_samples = samples_of(batch)
+  local n_samples = pipeline.samples_of(batch)
   if n_samples ~= self.global then
     fail("step: the batch has %d samples, batch.global is %d", n_samples, self.global)
   end
   local step = self.step_count + 1
   core.begin_step(step)
-  nn.staged_updates = {}
   self.optimizer:zero_grad()
-  local sums = { loss = 0.0, count = 0, samples = n_samples, added = {} }
-  for index = 0, math.ceil(n_samples / self.micro) - 1 do
-    local first = index * self.micro
-    run_microbatch(self, batch, index, first, math.min(self.micro, n_samples - first), sums)
-  end
-  apply_staged()
+  local sums = self.pipeline:forward_backward(batch, self.samples_seen)
   return self:update(batch, sums, step)
 end
 
@@ -298,7 +143,7 @@ function Trainer:update(batch, sums, step)
   core.end_step()
   local result = {
     step = step, loss = loss, grad_norm = norm, lr = lr, count = sums.count, tokens = sums.slots,
-    losses = sums.added, skipped = not finite,
+    losses = sums.added, skipped = not finite, stop = sums.stop,
   }
   self.last = result
   return result
@@ -320,26 +165,11 @@ function Trainer:evaluate(loader, n)
       expect.describe(loader))
   end
   expect("Trainer:evaluate", "n", n, "positive?")
+  local batches = loader.n_batches and loader:n_batches(self.micro) or n
+  if not batches then fail("evaluate needs n, the number of batches: this loader has no end") end
   local was_training = self.model.training
   self.model:eval()
-  local sum, count = 0.0, 0
-  rille.no_grad(function()
-    local batches = loader.n_batches and loader:n_batches(self.micro) or n
-    if not batches then fail("evaluate needs n, the number of batches: this loader has no end") end
-    batches = math.min(n or batches, batches)
-    for k = 0, batches - 1 do
-      local batch = loader:batch(k, self.micro)
-      local samples = samples_of(batch)
-      core.begin_microbatch(k, k * self.micro, samples)
-      local x, y = rows_of(batch, 1, 0, samples), rows_of(batch, 2, 0, samples)
-      local outputs = run_units(self, x)
-      local s, c = run_loss(self, outputs, y, samples)
-      sum, count = sum + s:item(), count + c
-      core.release(s)
-      drop_inputs(outputs, { n = 0 }, x)
-      core.end_microbatch()
-    end
-  end)
+  local sum, count = self.pipeline:evaluate(loader, math.min(n or batches, batches), self.micro)
   self.model:train(was_training)
   if count == 0 then fail("evaluate: no target counts") end
   return sum / count
@@ -363,17 +193,25 @@ local function after_step(self, metrics, started)
     record.extra.fingerprint = self:fingerprint()
   end
   metrics:step(record)
-  checkpoint.after_step(self, metrics)
+  local alone = self.layout.mesh:all():size() == 1
+  checkpoint.after_step(self, metrics, r.stop or alone and core.stop_requested() or nil)
 end
 
 --- The 64-bit fingerprint of all parameters as 16 hexadecimal digits: equal for every layout.
-function Trainer:fingerprint()
-  local sum = 0
-  for _, entry in ipairs(self.model:named_parameters()) do
-    sum = sum + core.fingerprint(entry[2])
-  end
-  return ("%016x"):format(sum)
+function Trainer:fingerprint() return self.pipeline:fingerprint() end
+
+--- The model's output for an input that every rank gives, in eval mode, without gradients: under
+--- every layout, on every rank.
+function Trainer:predict(x)
+  local was_training = self.model.training
+  self.model:eval()
+  local output = self.pipeline:predict(x)
+  self.model:train(was_training)
+  return output
 end
+
+--- The same, so that a trainer can be called as its model is.
+Trainer.__call = Trainer.predict
 
 --- for step, batch in trainer:steps(loader, n) do trainer:step(batch) end: steps from the one after
 --- the last

@@ -1,0 +1,260 @@
+-- layout - how a model lies on the ranks: which units make which stage, which rank runs a stage,
+-- which parameters a rank holds, and which samples a data-parallel replica takes.
+--
+-- Everything here is a function of the script's options and the world: every rank computes the same
+-- tables.
+local rille = require "rille"
+local core = rille.core
+local nn = require "rille.nn"
+local fail = require "rille.fail"
+local known = require "rille.known"
+local split = require "rille.split"
+
+local layout = {}
+
+---@class rille.Layout
+local Layout = {}
+Layout.__index = Layout
+
+local parallel_names = {
+  "comm", "dp", "group", "pipeline", "pp", "split", "stages_per_rank", "stall_timeout", "tp",
+}
+
+-- ---- options
+
+local function positive(name, value, default)
+  if value == nil then return default end
+  if math.type(value) ~= "integer" or value < 1 then
+    fail("parallel.%s = %s must be a whole number from 1 on", name, tostring(value))
+  end
+  return value
+end
+
+-- What all ranks must have in common before the first message, as lines.
+local function common_lines(model, parallel, n_global, micro)
+  local script = rawget(_G, "arg") and arg[0] or "?"
+  local file = io.open(script, "rb")
+  local lines = {
+    "rille " .. core.version,
+    ("script %s %016x"):format(script, core.hash(file and file:read("a") or "")),
+    "options " .. table.concat(rawget(_G, "arg") or {}, " "),
+    ("seed %s"):format(core.seed()),
+    ("batch.global %d, batch.micro %d"):format(n_global, micro),
+  }
+  if file then file:close() end
+  for _, name in ipairs(parallel_names) do
+    local value = parallel[name]
+    if name ~= "comm" and (type(value) == "number" or type(value) == "string") then
+      table.insert(lines, ("parallel.%s %s"):format(name, value))
+    end
+  end
+  for _, entry in ipairs(model:named_parameters()) do
+    table.insert(lines, ("%s %s[%s]"):format(entry[1], entry[2]:dtype(),
+      table.concat({ entry[2]:shape() }, ", ")))
+  end
+  return lines
+end
+
+local function make_mesh(comm, parallel)
+  if parallel.stall_timeout then core.stall_timeout(parallel.stall_timeout) end
+  local pp, tp = positive("pp", parallel.pp, 1), positive("tp", parallel.tp, 1)
+  if tp ~= 1 then fail("parallel.tp = %d: tensor parallelism is not there yet (only 1)", tp) end
+  return core.mesh(comm, { pp = pp, tp = tp, dp = positive("dp", parallel.dp, nil) })
+end
+
+-- ---- units and stages
+
+-- The model's units, each once.
+local function units_of(model, pp)
+  local splits = model.units ~= nn.Module.units
+  if not splits and pp > 1 then model:units() end -- raises, and shows how
+  local units = splits and model:units() or { model }
+  local seen = {}
+  for i, unit in ipairs(units) do
+    if seen[unit] then
+      fail("units(): %s is there twice, as unit %d and as unit %d", unit._path, seen[unit] - 1,
+        i - 1)
+    end
+    seen[unit] = i
+  end
+  return units
+end
+
+-- Parameters by name, in the model's order: which units use them, and so which stages.
+local function parameters_of(self)
+  local list, by_name = {}, {}
+  for i, entry in ipairs(self.model:named_parameters()) do
+    local p = { name = entry[1], tensor = entry[2], index = i, units = {}, stages = {} }
+    list[i], by_name[p.name] = p, p
+  end
+  for u, unit in ipairs(self.units) do
+    for _, entry in ipairs(unit:used_parameters()) do
+      local p = by_name[entry[1]]
+      if not p then fail("unit %s uses the parameter %s, which is not the model's", unit._path,
+        entry[1]) end
+      if p.units[#p.units] ~= u - 1 then table.insert(p.units, u - 1) end
+      local stage = self.stage_of[u]
+      if p.stages[#p.stages] ~= stage then table.insert(p.stages, stage) end
+    end
+  end
+  for _, p in ipairs(list) do
+    if #p.units == 0 then
+      fail("the parameter %s is in no unit: units() of %s must list every part that has parameters",
+        p.name, self.model._class)
+    end
+  end
+  return list
+end
+
+-- Named values: unit.writes and unit.reads. Gives the edges beside the chain, {from, to, names}.
+local function named_edges(self)
+  local writer, edges, by_pair = {}, {}, {}
+  for u, unit in ipairs(self.units) do
+    for _, name in ipairs(unit.reads or {}) do
+      local from = writer[name]
+      if not from then
+        fail("unit %s reads the value %q, but no unit before it writes it", unit._path, name)
+      end
+      local a, b = self.stage_of[from], self.stage_of[u]
+      local pair = a .. " " .. b
+      if a ~= b and not by_pair[pair] then
+        by_pair[pair] = { from = a, to = b, names = {}, has = {} }
+        table.insert(edges, by_pair[pair])
+      end
+      if a ~= b and not by_pair[pair].has[name] then
+        by_pair[pair].has[name] = true
+        table.insert(by_pair[pair].names, name)
+      end
+    end
+    for _, name in ipairs(unit.writes or {}) do
+      if writer[name] then
+        fail("units %s and %s both write the value %q", self.units[writer[name]]._path, unit._path,
+          name)
+      end
+      writer[name] = u
+    end
+  end
+  return edges
+end
+
+-- Groups of stages that share parameters: {stages = {...}, params = {...}}, by first parameter.
+local function tied_groups(self)
+  local groups, by_stages = {}, {}
+  for _, p in ipairs(self.params) do
+    if #p.stages > 1 then
+      table.sort(p.stages)
+      local key = table.concat(p.stages, " ")
+      if not by_stages[key] then
+        by_stages[key] = { stages = p.stages, params = {}, index = #groups }
+        table.insert(groups, by_stages[key])
+      end
+      local group = by_stages[key]
+      table.insert(group.params, p)
+      p.tied, p.group = group, group.index
+    end
+  end
+  return groups
+end
+
+-- ---- samples
+
+--- The samples first, n of n_total that replica `index` of `parts` takes: sizes differ by at most
+--- one, larger first.
+function layout.share(n_total, parts, index)
+  local base, extra = n_total // parts, n_total % parts
+  return index * base + math.min(index, extra), base + (index < extra and 1 or 0)
+end
+
+--- The samples of microbatch mb (from 0) among n, micro at a time.
+function layout.cut(n, micro, mb)
+  local first = mb * micro
+  return first, math.min(micro, n - first)
+end
+
+-- ---- the whole
+
+local function schedule_of(self, parallel, m, tied)
+  local v = self.stages_per_rank
+  local recipe = parallel.pipeline or (v and v > 1 and self.pp > 1 and "interleaved") or "1f1b"
+  if type(recipe) == "string" then recipe = rille.schedule_from(recipe) end
+  local edges = {}
+  for i, edge in ipairs(self.edges or {}) do edges[i] = { edge.from, edge.to, true } end
+  return recipe:build {
+    pp = self.pp, microbatches = m, stages_per_rank = v, group = parallel.group, edges = edges,
+    tied = tied,
+  }
+end
+
+local function choose_split(self, by)
+  local names, params = {}, {}
+  for i, unit in ipairs(self.units) do
+    names[i] = unit._path == "" and unit._class or unit._path
+    params[i] = unit:n_parameters()
+  end
+  return split.choose { names = names, params = params, by = by, sched = self.sched }
+end
+
+-- Which stage each unit is in, 0-based stages by 1-based unit.
+local function assign(self, first_units)
+  self.stage_of, self.first_unit, self.last_unit = {}, {}, {}
+  for stage = 0, self.n_stages - 1 do
+    self.first_unit[stage] = first_units[stage + 1] + 1
+    self.last_unit[stage] = first_units[stage + 2]
+    for u = self.first_unit[stage], self.last_unit[stage] do self.stage_of[u] = stage end
+  end
+end
+
+local function hold(self)
+  self.rank = self.mesh:at("pp")
+  self.local_stages, self.holds = {}, {}
+  for stage = 0, self.n_stages - 1 do
+    if self.sched:holder(stage) == self.rank then table.insert(self.local_stages, stage) end
+  end
+  for _, p in ipairs(self.params) do
+    p.ranks = {}
+    for _, stage in ipairs(p.stages) do
+      local rank = self.sched:holder(stage)
+      if rank == self.rank then p.is_here = true end
+      p.ranks[rank] = true
+    end
+    p.owner = self.sched:holder(p.stages[1]) -- who counts it in norms and writes it to checkpoints
+  end
+end
+
+--- How `model` lies on the ranks. parallel: as of the Trainer; n_global, micro: samples a step, a
+--- microbatch.
+---@return rille.Layout
+function layout.new(model, parallel, n_global, micro)
+  parallel = parallel or {}
+  known("Trainer: parallel", parallel, parallel_names)
+  local self = setmetatable({ model = model }, Layout)
+  local comm = parallel.comm or core.comm_world()
+  if comm:size() > 1 then comm:agree(common_lines(model, parallel, n_global, micro)) end
+  self.mesh = make_mesh(comm, parallel)
+  self.pp, self.dp = self.mesh:size("pp"), self.mesh:size("dp")
+  if n_global < self.dp then
+    fail("batch.global = %d samples cannot feed dp = %d replicas: give each at least one", n_global,
+      self.dp)
+  end
+  self.stages_per_rank = positive("stages_per_rank", parallel.stages_per_rank, nil)
+  self.units = units_of(model, self.pp)
+  self.first_sample, self.n_samples = layout.share(n_global, self.dp, self.mesh:at("dp"))
+  self.micro = math.min(micro, self.n_samples)
+  self.m = (self.n_samples + self.micro - 1) // self.micro
+  self.sched = schedule_of(self, parallel, self.m, {})
+  self.n_stages = self.sched:stages()
+  self.split = choose_split(self, parallel.split)
+  assign(self, self.split.first)
+  self.params = parameters_of(self)
+  self.edges = named_edges(self)
+  self.tied = tied_groups(self)
+  if #self.edges > 0 or #self.tied > 0 then
+    local tied = {}
+    for i, group in ipairs(self.tied) do tied[i] = group.stages end
+    self.sched = schedule_of(self, parallel, self.m, tied)
+  end
+  hold(self)
+  return self
+end
+
+return layout

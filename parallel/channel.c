@@ -1,0 +1,343 @@
+// channel - see channel.h.
+#include "parallel/channel.h"
+
+#include "core/op.h"
+#include "core/spans.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+// A tensor of a message.
+typedef struct Slot {
+  uint8_t dtype, ndim, present, wants_grad;
+  int64_t shape[MAX_DIMS];
+} Slot;
+
+// What goes before the tensors. The magic number changes with the layout of this struct.
+typedef struct Header {
+  uint32_t magic;
+  int32_t kind, stage, mb, peer, n;
+  double note, sent;
+  Slot slot[PARCEL_MAX];
+} Header;
+
+enum { MAGIC = 0x52430001 };
+
+// A message on its way out.
+typedef struct Outgoing {
+  struct Outgoing *next;
+  Header header;
+  Parcel *parcel;
+  CommRequest *request[PARCEL_MAX + 1]; // [0] the header's; NULL: done or never there
+} Outgoing;
+
+// A message on its way in. It is free, or waits for its header, or for its tensors.
+typedef struct Incoming {
+  enum { IN_FREE, IN_HEADER, IN_ROOM, IN_PAYLOAD } state; // ROOM: the header is here, memory not
+  int index;                                              // among the expected ones
+  Header header;
+  CommRequest *header_request, *request[PARCEL_MAX];
+  Parcel *parcel;
+} Incoming;
+
+struct Channel {
+  Ctx *ctx;
+  Comm *comm;
+  int peer, depth;
+  double clock;
+  Outgoing *first, *last;
+  Incoming *ring; // [depth] message k is in ring[k % depth]
+  const Action *action;
+  Parcel **const *where;
+  int expected, posted, arrived, consumed;
+  Status status; // kept by channel_progress; the words are in `words`
+  char words[240];
+};
+
+// ---- parcels
+
+Status parcel_new(Parcel **out) {
+  *out = calloc(1, sizeof **out);
+  return *out ? ST_OK : fail(ST_ENOMEM, "out of memory for a message between stages");
+}
+
+void parcel_delete(Ctx *ctx, Parcel *parcel) {
+  if (!parcel) return;
+  for (int i = 0; i < parcel->n; i++) tensor_release(ctx, parcel->value[i]);
+  free(parcel);
+}
+
+// ---- sending
+
+// Row-major bytes that the message can own.
+static Status settle(Ctx *ctx, Tensor **value) {
+  Tensor *own = NULL;
+  if (tensor_contiguous(*value)) return ST_OK;
+  bool enabled = ctx->grad_enabled;
+  ctx->grad_enabled = false;
+  OpArgs args = {.n_list = -1};
+  Status status = op_apply(ctx, ctx->core_ops->contiguous, value, 1, &args, &own);
+  ctx->grad_enabled = enabled;
+  if (status != ST_OK) return status;
+  tensor_release(ctx, *value);
+  *value = own;
+  return ST_OK;
+}
+
+static size_t bytes_of(const Tensor *tensor) {
+  return (size_t)tensor_numel(tensor) * dtype_size(tensor->dtype);
+}
+
+static Status fill_header(Ctx *ctx, Header *header, Action action, Parcel *parcel) {
+  memset(header, 0, sizeof *header);
+  header->magic = MAGIC;
+  header->kind = action.kind;
+  header->stage = action.stage;
+  header->mb = action.mb;
+  header->peer = action.peer;
+  header->n = parcel->n;
+  header->note = parcel->note;
+  for (int i = 0; i < parcel->n; i++) {
+    if (!parcel->value[i]) continue;
+    TRY(settle(ctx, &parcel->value[i]));
+    const Tensor *value = parcel->value[i];
+    Slot *slot = &header->slot[i];
+    slot->present = 1;
+    slot->wants_grad = parcel->wants_grad[i];
+    slot->dtype = (uint8_t)value->dtype;
+    slot->ndim = (uint8_t)value->ndim;
+    memcpy(slot->shape, value->shape, (size_t)value->ndim * sizeof *slot->shape);
+  }
+  header->sent = clock_now();
+  return ST_OK;
+}
+
+Status channel_send(Channel *channel, Action action, Parcel *parcel) {
+  Ctx *ctx = channel->ctx;
+  Outgoing *out = calloc(1, sizeof *out);
+  if (!out) {
+    parcel_delete(ctx, parcel);
+    return fail(ST_ENOMEM, "out of memory for a message between stages");
+  }
+  out->parcel = parcel;
+  Status status = fill_header(ctx, &out->header, action, parcel);
+  if (status != ST_OK) {
+    parcel_delete(ctx, parcel);
+    free(out);
+    return status;
+  }
+  if (channel->last)
+    channel->last->next = out;
+  else
+    channel->first = out;
+  channel->last = out;
+  TRY(comm_send(channel->comm, channel->peer, CHANNEL_HEADER, &out->header, sizeof out->header,
+                NULL, &out->request[0]));
+  for (int i = 0; i < parcel->n; i++) {
+    const Tensor *value = parcel->value[i];
+    if (value && bytes_of(value) > 0)
+      TRY(comm_send(channel->comm, channel->peer, CHANNEL_PAYLOAD, tensor_data(value),
+                    bytes_of(value), NULL, &out->request[i + 1]));
+  }
+  return ST_OK;
+}
+
+// Tests a request that may be there; *all stays true if it is done.
+static Status test(Channel *channel, CommRequest **request, bool *all) {
+  bool done = true;
+  if (*request) TRY(comm_test(channel->comm, *request, &done));
+  if (done)
+    *request = NULL;
+  else
+    *all = false;
+  return ST_OK;
+}
+
+// Messages that are out give their tensors up (inv. 2).
+static Status progress_sends(Channel *channel) {
+  for (Outgoing **at = &channel->first; *at;) {
+    Outgoing *out = *at;
+    bool done = true;
+    for (int i = 0; i <= out->parcel->n; i++) TRY(test(channel, &out->request[i], &done));
+    if (!done) {
+      at = &out->next;
+      continue;
+    }
+    *at = out->next;
+    parcel_delete(channel->ctx, out->parcel);
+    free(out);
+  }
+  channel->last = channel->first;
+  while (channel->last && channel->last->next) channel->last = channel->last->next;
+  return ST_OK;
+}
+
+// ---- receiving
+
+// Posts headers as far as the depth allows (inv. 1).
+static Status post(Channel *channel) {
+  while (channel->posted < channel->expected &&
+         channel->posted - channel->consumed < channel->depth) {
+    Incoming *in = &channel->ring[channel->posted % channel->depth];
+    // A slot may still hold a message that came later than those consumed before it.
+    if (in->state != IN_FREE) return ST_OK;
+    TRY(comm_recv(channel->comm, channel->peer, CHANNEL_HEADER, &in->header, sizeof in->header,
+                  NULL, &in->header_request));
+    in->state = IN_HEADER;
+    in->index = channel->posted++;
+  }
+  return ST_OK;
+}
+
+// The header must be that of the message which the list expects here.
+static Status check_header(const Channel *channel, const Incoming *in) {
+  const Header *header = &in->header;
+  Action want = channel->action[in->index];
+  ActionKind kind = want.kind == ACTION_RECV_F ? ACTION_SEND_F : ACTION_SEND_B;
+  if (header->magic == MAGIC && header->kind == (int)kind && header->stage == want.peer &&
+      header->peer == want.stage && header->mb == want.mb && header->n >= 0 &&
+      header->n <= PARCEL_MAX)
+    return ST_OK;
+  if (header->magic != MAGIC)
+    return fail(ST_ECOMM, "rank %d sent something that is no pipeline message (another version?)",
+                channel->peer);
+  return fail(ST_ECOMM, "rank %d sent %d%s%d to stage %d where %d%s%d to stage %d was expected",
+              channel->peer, header->stage, action_text((ActionKind)header->kind), header->mb,
+              header->peer, want.peer, action_text(kind), want.mb, want.stage);
+}
+
+static Status make_room(Channel *channel, Incoming *in) {
+  Parcel *parcel;
+  const Header *header = &in->header;
+  TRY(parcel_new(&parcel));
+  for (int i = 0; i < header->n; i++) {
+    const Slot *slot = &header->slot[i];
+    parcel->n = i + 1;
+    parcel->wants_grad[i] = slot->wants_grad;
+    if (!slot->present) continue;
+    TensorSpec spec = {.dtype = (DType)slot->dtype, .ndim = slot->ndim};
+    memcpy(spec.shape, slot->shape, (size_t)slot->ndim * sizeof *spec.shape);
+    spec_row_major(&spec);
+    Status status =
+        tensor_new(channel->ctx, &channel->ctx->cpu, &spec, MEM_COMMUNICATION, &parcel->value[i]);
+    if (status != ST_OK) {
+      parcel_delete(channel->ctx, parcel);
+      return status;
+    }
+  }
+  parcel->note = header->note;
+  parcel->sent = header->sent + channel->clock;
+  in->parcel = parcel;
+  return ST_OK;
+}
+
+static Status receive_payload(Channel *channel, Incoming *in) {
+  const Parcel *parcel = in->parcel;
+  for (int i = 0; i < parcel->n; i++) {
+    const Tensor *value = parcel->value[i];
+    if (value && bytes_of(value) > 0)
+      TRY(comm_recv(channel->comm, channel->peer, CHANNEL_PAYLOAD, tensor_data(value),
+                    bytes_of(value), NULL, &in->request[i]));
+  }
+  in->state = IN_PAYLOAD;
+  return ST_OK;
+}
+
+// Moves one message on; *passes: the next one's payload may be posted (they come in order).
+static Status progress_incoming(Channel *channel, Incoming *in, bool *passes) {
+  bool done = true;
+  if (in->state == IN_HEADER) {
+    TRY(test(channel, &in->header_request, &done));
+    if (!done) return *passes = false, ST_OK;
+    TRY(check_header(channel, in));
+    in->state = IN_ROOM;
+  }
+  if (in->state == IN_ROOM) {
+    Status status = make_room(channel, in);
+    if (status == ST_ENOMEM && pool_pressure_held(channel->ctx->pool))
+      return *passes = false, ST_OK; // tried again while waiting, where garbage can be collected
+    TRY(status);
+    TRY(receive_payload(channel, in));
+  }
+  if (in->state == IN_PAYLOAD) {
+    for (int i = 0; i < in->parcel->n; i++) TRY(test(channel, &in->request[i], &done));
+    if (!done) return ST_OK;
+    in->parcel->arrived = clock_now();
+    *channel->where[in->index] = in->parcel;
+    in->parcel = NULL;
+    in->state = IN_FREE;
+    channel->arrived++;
+  }
+  return ST_OK;
+}
+
+static Status progress(Channel *channel) {
+  TRY(progress_sends(channel));
+  bool passes = true;
+  for (int k = channel->posted - channel->depth; k < channel->posted && passes; k++) {
+    if (k < 0) continue;
+    Incoming *in = &channel->ring[k % channel->depth];
+    if (in->state != IN_FREE && in->index == k) TRY(progress_incoming(channel, in, &passes));
+  }
+  return post(channel);
+}
+
+void channel_progress(Channel *channel) {
+  if (channel->status != ST_OK) return;
+  Status status = progress(channel);
+  if (status == ST_OK) return;
+  channel->status = status;
+  strncpy(channel->words, status_message(), sizeof channel->words - 1);
+}
+
+Status channel_check(Channel *channel) {
+  if (channel->status == ST_OK) return ST_OK;
+  return fail(channel->status, "%s", channel->words);
+}
+
+Status channel_expect(Channel *channel, const Action *action, Parcel **const *where, int count) {
+  assert(channel_idle(channel));
+  channel->action = action;
+  channel->where = where;
+  channel->expected = count;
+  channel->posted = channel->arrived = channel->consumed = 0;
+  return post(channel);
+}
+
+void channel_consumed(Channel *channel) {
+  channel->consumed++;
+  channel_progress(channel);
+}
+
+bool channel_idle(const Channel *channel) {
+  return !channel->first && channel->arrived == channel->expected;
+}
+
+// ---- beginning and end
+
+Status channel_open(Ctx *ctx, Comm *comm, int peer, int depth, double clock, Channel **out) {
+  Channel *channel = calloc(1, sizeof *channel);
+  Incoming *ring = calloc((size_t)depth, sizeof *ring);
+  if (!channel || !ring) {
+    free(channel);
+    free(ring);
+    return fail(ST_ENOMEM, "out of memory for a channel of depth %d", depth);
+  }
+  *channel = (Channel){
+      .ctx = ctx, .comm = comm, .peer = peer, .depth = depth, .clock = clock, .ring = ring};
+  *out = channel;
+  return ST_OK;
+}
+
+void channel_close(Channel *channel) {
+  if (!channel) return;
+  for (Outgoing *out = channel->first, *next; out; out = next) {
+    next = out->next;
+    parcel_delete(channel->ctx, out->parcel);
+    free(out);
+  }
+  for (int i = 0; i < channel->depth; i++) parcel_delete(channel->ctx, channel->ring[i].parcel);
+  free(channel->ring);
+  free(channel);
+}

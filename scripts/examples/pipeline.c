@@ -1,0 +1,77 @@
+// pipeline - a pipeline of stages written in C: rank r multiplies by w_r, the loss is the sum of
+// what comes out of the last one, and every rank prints the gradient of its weight.
+//
+//     cc pipeline.c $(pkg-config --cflags --libs rille) -o pipeline && mpirun -n 4 ./pipeline
+#include "ops/ops.h"
+#include "parallel/exec.h"
+
+#include <stdio.h>
+
+enum { MBS = 8 };
+
+typedef struct Stage {
+  Ctx *ctx;
+  float w, dw, x[MBS];
+} Stage;
+
+static float get(const Port *port) { return *(float *)tensor_data(port->parcel->value[0]); }
+
+static Status put(Ctx *ctx, Port *port, float value) {
+  port->parcel->n = 1;
+  port->parcel->wants_grad[0] = true;
+  return tensor_from_data(ctx, DT_F32, 0, NULL, &value, &port->parcel->value[0]);
+}
+
+static Status forward(void *user, StageCall *call) {
+  Stage *stage = user;
+  float x = stage->x[call->mb] = call->n_in ? get(&call->in[0]) : (float)(call->mb + 1);
+  return call->n_out ? put(stage->ctx, &call->out[0], stage->w * x) : ST_OK;
+}
+
+static Status backward(void *user, StageCall *call) {
+  Stage *stage = user;
+  float dy = call->n_out ? get(&call->out[0]) : 1;
+  stage->dw += dy * stage->x[call->mb];
+  return call->n_in ? put(stage->ctx, &call->in[0], dy * stage->w) : ST_OK;
+}
+
+static Status run(Ctx *ctx, Comm *world) {
+  Stage stage = {.ctx = ctx, .w = (float)(world->rank + 2)};
+  SchedArena arena;
+  Sched *sched = NULL;
+  SchedReport *report;
+  Exec *exec = NULL;
+  Status status;
+  sched_heap_open(&arena);
+  SchedCase sizes = {.ranks = world->size, .mbs = MBS};
+  TRY_TO(done, sched_generate(&arena, &sched, sched_find("1f1b"), &sizes));
+  TRY_TO(done, sched_lower(&arena, &sched, sched, NULL));
+  TRY_TO(done, sched_check(&arena, &report, sched));
+  ExecOptions options = {.ctx = ctx,
+                         .comm = world,
+                         .sched = sched,
+                         .report = report,
+                         .ops = {.forward = forward, .backward = backward},
+                         .user = &stage};
+  TRY_TO(done, exec_new(&options, &exec));
+  TRY_TO(done, exec_run(exec));
+  printf("rank %d: w = %g, dw = %g\n", world->rank, (double)stage.w, (double)stage.dw);
+done:
+  exec_free(exec);
+  sched_heap_close(&arena);
+  return status;
+}
+
+int main(void) {
+  Ctx *ctx = NULL;
+  Comm *world = NULL;
+  Status status = comm_world(&world);
+  if (status == ST_OK) status = ctx_new(0, &ctx);
+  if (status == ST_OK) status = ops_init(ctx);
+  if (status == ST_OK) status = run(ctx, world);
+  if (status != ST_OK) fprintf(stderr, "pipeline: %s\n", status_message());
+  if (status != ST_OK && world) comm_fatal(world, 1);
+  comm_world_close(world);
+  ctx_delete(ctx);
+  return status != ST_OK;
+}

@@ -144,6 +144,7 @@ int luaopen_rille(lua_State *L) {
   data_bind(L, r, rille);
   sched_bind(L, r, rille);
   partition_bind(L, r, rille);
+  ledger_bind(L, r, rille);
   index_bind(L, r, methods);
   comm_bind(L, r, rille);
   exec_bind(L, r, rille);

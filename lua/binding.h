@@ -78,6 +78,7 @@ void signals_bind(lua_State *L, Rille *r, int rille);
 void data_bind(lua_State *L, Rille *r, int rille);
 void sched_bind(lua_State *L, Rille *r, int rille);
 void partition_bind(lua_State *L, Rille *r, int rille);
+void ledger_bind(lua_State *L, Rille *r, int rille);
 void comm_bind(lua_State *L, Rille *r, int rille);
 void exec_bind(lua_State *L, Rille *r, int rille);
 

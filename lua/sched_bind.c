@@ -711,11 +711,25 @@ static const luaL_Reg functions[] = {
 };
 
 static const luaL_Reg methods[] = {
-    {"name", get_name},  {"ranks", get_ranks}, {"stages", get_stages}, {"chunks", get_chunks},
-    {"mbs", get_mbs},    {"holder", holder},   {"live", live},         {"row", row},
-    {"order", order},    {"report", report},   {"simulate", simulate}, {"csv", draw_csv},
-    {"json", draw_json}, {"svg", draw_svg},    {"html", draw_html},    {"trace", draw_trace},
-    {"text", draw_text}, {NULL, NULL},
+    {"name", get_name},
+    {"ranks", get_ranks},
+    {"stages", get_stages},
+    {"chunks", get_chunks},
+    {"mbs", get_mbs},
+    {"holder", holder},
+    {"live", live},
+    {"row", row},
+    {"order", order},
+    {"report", report},
+    {"ledger", sched_ledger},
+    {"simulate", simulate},
+    {"csv", draw_csv},
+    {"json", draw_json},
+    {"svg", draw_svg},
+    {"html", draw_html},
+    {"trace", draw_trace},
+    {"text", draw_text},
+    {NULL, NULL},
 };
 
 static const luaL_Reg metamethods[] = {{"__gc", close_box}, {"__tostring", tostring}, {NULL, NULL}};

@@ -34,6 +34,14 @@ SchedArena *sched_scratch_push(lua_State *L);
 void sched_costs_check(lua_State *L, Rille *r, int index, const Sched *sched, SchedArena *arena,
                        SchedCosts *out);
 
+// The method sched:ledger(spans, messages), of ledger_bind.c.
+int sched_ledger(lua_State *L);
+
+// Spans of every action of the lowered list, from the table at an index: spans[rank + 1][i] =
+// {start, end, waited}. first[ranks + 1] and the spans are in `arena`. Raises a Lua error.
+SchedSpan *sched_spans_check(lua_State *L, Rille *r, int index, const Sched *sched,
+                             SchedArena *arena, int64_t **first);
+
 // What `rille schedule` asks for where the name is a script: a SchedLoad of sched_cli.h whose user
 // is a lua_State. The schedule lives as long as the state.
 int sched_load_script(void *user, const char *path, const SchedCase *sizes, Sched **out, FILE *err);

@@ -90,6 +90,43 @@ check.test("simulate: bubbles as published, costs by stage, latency", function()
   check.near(s:simulate { bytes = bytes }.peak_bytes, { 440, 330, 220, 110 }, 1e-12)
 end)
 
+check.test("ledger: idle time by cause, from spans as the simulator gives them", function()
+  local s = rille.schedule "1f1b":build { pp = 4, microbatches = 8 }
+  local even = s:ledger(s:simulate().spans)
+  check.near(even.idle, { 9, 9, 9, 9 }, 1e-9)
+  check.equal({ even.latest, even.lateness }, { nil, 0.0 })
+  check.near(even.causes[4].warm_up + even.causes[4].cool_down, 9, 1e-9)
+  local state, slow = {}, nil
+  for _ = 1, 3 do
+    local uneven = s:ledger(s:simulate { stage_factor = { 1, 1, 1.5, 1 } }.spans)
+    check.equal(uneven.latest, 2)
+    check.ok(uneven.words:find("the latest is rank 2", 1, true))
+    slow = rille.core.ledger_watch(state, uneven, 3, 0.02)
+  end
+  check.equal(slow, 2)
+  check.equal(rille.core.ledger_watch(state, even, 3, 0.02), nil)
+  -- A message half a unit on its way holds up its receiver for that long.
+  local gpipe = rille.schedule "gpipe":build { pp = 2, microbatches = 2 }
+  local spans, messages = gpipe:simulate { hop = 0.5 }.spans, { {}, {} }
+  for r = 0, 1 do
+    for i, a in ipairs(gpipe:row(r)) do
+      messages[r + 1][i] = a.kind:find("RECV") and { 0, 0 } or false
+      for k, b in ipairs(gpipe:row(1 - r)) do
+        if a.kind:find("RECV") and b.kind == a.kind:gsub("RECV", "SEND") and b.mb == a.mb then
+          local sent = spans[2 - r][k][1]
+          messages[r + 1][i] = { sent, sent + 0.5 }
+        end
+      end
+    end
+  end
+  local held = gpipe:ledger(spans, messages)
+  -- Rank 0 waits for both, there and back; rank 1 for the first, and at the end for rank 0.
+  check.near({ held.causes[1].link, held.causes[2].link }, { 1, 1 }, 1e-9)
+  check.near(held.link, { { 0, 1 }, { 1, 0 } }, 1e-9)
+  check.raises(function() gpipe:ledger { {}, {} } end, "spans%[1%] must be a list")
+  check.raises(function() gpipe:ledger(spans, { {}, {} }) end, "messages%[1%] must be a list")
+end)
+
 check.test("text, csv, json, svg, html, trace: what rille schedule prints", function()
   local s = rille.schedule "interleaved":build { pp = 2, microbatches = 4, stages_per_rank = 3 }
   local program = (os.getenv "BUILD" or "build/release") .. "/rille"

@@ -109,8 +109,8 @@ end
 ---            stage (0: an empty stage)
 ---   sched    gives stages, ranks, who holds which stage, and how many microbatches it keeps; or
 ---            stages, ranks, holder (the rank of each stage)
----   costs    by time: {{F, I, W}, ...}, seconds of a microbatch of each unit, also of the embedding
----            and the head
+---   costs    by time: {{F, I, W}, ...}, seconds of a microbatch of each unit, also of embedding
+---            and head
 ---   kept     bytes that a microbatch keeps of each unit; state: bytes of parameters, gradients
 ---            and optimizer of each; limit: bytes that a rank may keep
 ---@param o table

@@ -12,66 +12,79 @@ static void *room(lua_State *L, Rille *r, SchedArena *arena, int64_t count, size
   raise_status(L, r, ST_ENOMEM, NULL, 0);
 }
 
-// The list of row `rank` in the table at an index, with an entry for each action.
-static void push_row(lua_State *L, Rille *r, int index, const Sched *sched, int rank,
-                     const char *what) {
-  int count = sched->row[rank].count;
-  lua_rawgeti(L, index, rank + 1);
-  if (!lua_istable(L, -1) || (int)lua_rawlen(L, -1) != count)
-    raise_value(L, r, "%s[%d] must be a list with one entry for each of the %d actions of rank %d",
-                what, rank + 1, count, rank);
+// Where the spans of a rank come from: exec:spans(), or a list of {start, end, waited, from, sent,
+// arrived} for each action, of which the last three may be missing.
+enum { FIELDS = 6 };
+typedef struct Row {
+  int rank, count;
+  const char *packed; // NULL: the table on top
+} Row;
+
+static Row push_row(lua_State *L, Rille *r, int index, const Sched *sched, int rank) {
+  Row row = {.rank = rank, .count = sched->row[rank].count};
+  size_t bytes = (size_t)row.count * FIELDS * sizeof(double), length;
+  int type = lua_rawgeti(L, index, rank + 1);
+  if (type == LUA_TSTRING) row.packed = lua_tolstring(L, -1, &length);
+  if (type == LUA_TSTRING ? length != bytes
+                          : type != LUA_TTABLE || (int)lua_rawlen(L, -1) != row.count)
+    raise_value(L, r, "spans[%d] must have one entry for each of the %d actions of rank %d",
+                rank + 1, row.count, rank);
+  return row;
 }
 
-// Number `k` of the list on top.
-static double number_in(lua_State *L, Rille *r, int k, const char *what) {
-  if (lua_rawgeti(L, -1, k) != LUA_TNUMBER) raise_value(L, r, "%s: a number is missing", what);
-  double value = lua_tonumber(L, -1);
+static double number_in(lua_State *L, Rille *r, const Row *row, int i, int k, double fallback) {
+  int type = lua_rawgeti(L, -1, k + 1);
+  if (type != LUA_TNUMBER && (type != LUA_TNIL || k < 2))
+    raise_value(L, r, "spans[%d][%d] must be {start, end, ...}", row->rank + 1, i + 1);
+  double value = type == LUA_TNUMBER ? lua_tonumber(L, -1) : fallback;
   lua_pop(L, 1);
   return value;
 }
 
-SchedSpan *sched_spans_check(lua_State *L, Rille *r, int index, const Sched *sched,
-                             SchedArena *arena, int64_t **first) {
-  luaL_checktype(L, index, LUA_TTABLE);
-  *first = room(L, r, arena, sched->ranks + 1, sizeof **first);
-  for (int rank = 0; rank < sched->ranks; rank++)
-    (*first)[rank + 1] = (*first)[rank] + sched->row[rank].count;
-  SchedSpan *span = room(L, r, arena, (*first)[sched->ranks], sizeof *span);
-  for (int rank = 0; rank < sched->ranks; rank++) {
-    push_row(L, r, index, sched, rank, "spans");
-    for (int i = 0; i < sched->row[rank].count; i++) {
-      if (lua_rawgeti(L, -1, i + 1) != LUA_TTABLE)
-        raise_value(L, r, "spans[%d][%d] must be {start, end, waited}", rank + 1, i + 1);
-      span[(*first)[rank] + i] =
-          (SchedSpan){.start = number_in(L, r, 1, "a span"), .end = number_in(L, r, 2, "a span")};
-      lua_pop(L, 1);
-    }
-    lua_pop(L, 1);
+static void read_entry(lua_State *L, Rille *r, const Row *row, int i, double entry[FIELDS]) {
+  static const double nothing[FIELDS] = {[3] = -1};
+  if (row->packed) {
+    memcpy(entry, row->packed + (size_t)i * FIELDS * sizeof *entry, FIELDS * sizeof *entry);
+    return;
   }
-  return span;
+  if (lua_rawgeti(L, -1, i + 1) != LUA_TTABLE)
+    raise_value(L, r, "spans[%d][%d] must be {start, end, ...}", row->rank + 1, i + 1);
+  for (int k = 0; k < FIELDS; k++) entry[k] = number_in(L, r, row, i, k, nothing[k]);
+  lua_pop(L, 1);
 }
 
-// messages[rank + 1][i] = {sent, arrived} of RECV actions, false of others.
-static LedgerMessage *messages_check(lua_State *L, Rille *r, int index, const Sched *sched,
-                                     SchedArena *arena, const int64_t *first) {
-  if (lua_isnoneornil(L, index)) return NULL;
+// What is to be added to a rank's clock.
+static double clock_of(lua_State *L, Rille *r, int index, int rank) {
+  if (lua_isnoneornil(L, index)) return 0;
   luaL_checktype(L, index, LUA_TTABLE);
-  LedgerMessage *message = room(L, r, arena, first[sched->ranks], sizeof *message);
+  if (lua_rawgeti(L, index, rank + 1) != LUA_TNUMBER)
+    raise_value(L, r, "clocks[%d] must be a number", rank + 1);
+  double clock = lua_tonumber(L, -1);
+  lua_pop(L, 1);
+  return clock;
+}
+
+void sched_spans_check(lua_State *L, Rille *r, int index, int clocks, const Sched *sched,
+                       SchedArena *arena, SchedMeasured *out) {
+  luaL_checktype(L, index, LUA_TTABLE);
+  out->first = room(L, r, arena, sched->ranks + 1, sizeof *out->first);
+  for (int rank = 0; rank < sched->ranks; rank++)
+    out->first[rank + 1] = out->first[rank] + sched->row[rank].count;
+  out->span = room(L, r, arena, out->first[sched->ranks], sizeof *out->span);
+  out->message = room(L, r, arena, out->first[sched->ranks], sizeof *out->message);
+  out->has_messages = false;
   for (int rank = 0; rank < sched->ranks; rank++) {
-    push_row(L, r, index, sched, rank, "messages");
-    for (int i = 0; i < sched->row[rank].count; i++) {
-      int does = action_properties(sched->row[rank].action[i].kind);
-      int type = lua_rawgeti(L, -1, i + 1);
-      if ((does & RECEIVES) && type != LUA_TTABLE)
-        raise_value(L, r, "messages[%d][%d] must be {sent, arrived}", rank + 1, i + 1);
-      if (does & RECEIVES)
-        message[first[rank] + i] =
-            (LedgerMessage){number_in(L, r, 1, "a message"), number_in(L, r, 2, "a message")};
-      lua_pop(L, 1);
+    double entry[FIELDS], clock = clock_of(L, r, clocks, rank);
+    Row row = push_row(L, r, index, sched, rank);
+    for (int i = 0; i < row.count; i++) {
+      int64_t at = out->first[rank] + i;
+      read_entry(L, r, &row, i, entry);
+      out->span[at] = (SchedSpan){entry[0] + clock, entry[1] + clock, entry[2]};
+      out->message[at] = (LedgerMessage){(int)entry[3], entry[4] + clock, entry[5] + clock};
+      out->has_messages = out->has_messages || entry[3] >= 0;
     }
     lua_pop(L, 1);
   }
-  return message;
 }
 
 static void set_number(lua_State *L, const char *name, double value) {
@@ -131,19 +144,21 @@ static void push_ledger(lua_State *L, const Ledger *ledger) {
   lua_setfield(L, -2, "words");
 }
 
-// sched:ledger(spans, messages) -> {start, finish, busy, idle, causes, late, link, latest,
-// lateness, words}: seconds by rank (from 1); causes[rank + 1] by name; late[a][b]: rank a - 1 was
-// idle because b - 1 was late; latest: the rank to blame for most of it, counted from 0
+// sched:ledger(spans, clocks) -> {start, finish, busy, idle, causes, late, link, latest, lateness,
+// words}: seconds by rank (from 1); causes[rank + 1] by name; late[a][b]: rank a - 1 was idle
+// because b - 1 was late; latest: the rank to blame for most of it, counted from 0. spans[rank +
+// 1]: what exec:spans() gave there, or a list of {start, end, waited, from, sent, arrived};
+// clocks[rank + 1]: seconds to be added to them.
 int sched_ledger(lua_State *L) {
   Rille *r = binding_of(L);
   const Sched *sched = sched_check_box(L, r, 1)->lowered;
   lua_settop(L, 3);
   SchedArena *arena = sched_scratch_push(L);
-  int64_t *first;
-  const SchedSpan *span = sched_spans_check(L, r, 2, sched, arena, &first);
-  const LedgerMessage *message = messages_check(L, r, 3, sched, arena, first);
+  SchedMeasured m;
+  sched_spans_check(L, r, 2, 3, sched, arena, &m);
   Ledger *ledger;
-  Status status = ledger_make(arena, &ledger, sched, first, span, message);
+  Status status =
+      ledger_make(arena, &ledger, sched, m.first, m.span, m.has_messages ? m.message : NULL);
   if (status != ST_OK) {
     (void)fail(status, "%s", arena->message);
     return raise_status(L, r, status, NULL, 0);

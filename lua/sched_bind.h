@@ -3,7 +3,7 @@
 #define RILLE_LUA_SCHED_BIND_H
 
 #include "lua/binding.h"
-#include "parallel/sched.h"
+#include "parallel/ledger.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -34,13 +34,22 @@ SchedArena *sched_scratch_push(lua_State *L);
 void sched_costs_check(lua_State *L, Rille *r, int index, const Sched *sched, SchedArena *arena,
                        SchedCosts *out);
 
-// The method sched:ledger(spans, messages), of ledger_bind.c.
+// The method sched:ledger(spans, clocks), of ledger_bind.c.
 int sched_ledger(lua_State *L);
 
-// Spans of every action of the lowered list, from the table at an index: spans[rank + 1][i] =
-// {start, end, waited}. first[ranks + 1] and the spans are in `arena`. Raises a Lua error.
-SchedSpan *sched_spans_check(lua_State *L, Rille *r, int index, const Sched *sched,
-                             SchedArena *arena, int64_t **first);
+// What all ranks measured of one step.
+typedef struct SchedMeasured {
+  int64_t *first;         // [ranks + 1]
+  SchedSpan *span;        // [first[ranks]] of the lowered lists
+  LedgerMessage *message; // as span
+  bool has_messages;      // some action waited for one
+} SchedMeasured;
+
+// Reads it from the list at `index`: spans[rank + 1] is what exec:spans() gave on that rank, or a
+// list of {start, end, waited, from, sent, arrived} for each action. At `clocks` nil, or a list of
+// seconds to be added to each rank's times. Raises a Lua error.
+void sched_spans_check(lua_State *L, Rille *r, int index, int clocks, const Sched *sched,
+                       SchedArena *arena, SchedMeasured *out);
 
 // What `rille schedule` asks for where the name is a script: a SchedLoad of sched_cli.h whose user
 // is a lua_State. The schedule lives as long as the state.

@@ -22,7 +22,7 @@ typedef struct Book {
   const SchedSpan *span;
   const LedgerMessage *message;
   SchedIndex index;
-  SchedPlace *send, *recv;        // [messages] where they stand; rank -1: nowhere
+  SchedPlace *send;               // [messages] where it stands; rank -1: nowhere
   double usual[ACTION_KINDS];     // seconds
   const SchedSim *sim;            // with usual times and no latency
   int *first_back, *last_forward; // [ranks] indices in the rows; -1: none
@@ -124,11 +124,10 @@ static Status find_places(Book *book) {
   const Sched *sched = book->sched;
   size_t messages = (size_t)sched_messages(sched), ranks = (size_t)sched->ranks;
   book->send = sched_alloc(book->arena, messages, sizeof *book->send);
-  book->recv = sched_alloc(book->arena, messages, sizeof *book->recv);
   book->first_back = sched_alloc(book->arena, ranks, sizeof *book->first_back);
   book->last_forward = sched_alloc(book->arena, ranks, sizeof *book->last_forward);
-  if (!book->send || !book->recv || !book->first_back || !book->last_forward) return ST_ENOMEM;
-  for (size_t i = 0; i < messages; i++) book->send[i] = book->recv[i] = NOWHERE;
+  if (!book->send || !book->first_back || !book->last_forward) return ST_ENOMEM;
+  for (size_t i = 0; i < messages; i++) book->send[i] = NOWHERE;
   for (int rank = 0; rank < sched->ranks; rank++) {
     const SchedRow *row = &sched->row[rank];
     book->first_back[rank] = row->count;
@@ -137,9 +136,8 @@ static Status find_places(Book *book) {
       int does = action_properties(row->action[i].kind);
       if ((does & GIVES_GRAD) && i < book->first_back[rank]) book->first_back[rank] = i;
       if (does & GIVES_OUTPUT) book->last_forward[rank] = i;
-      if (!(does & (SENDS | RECEIVES))) continue;
-      int64_t message = sched_message(sched, row->action[i]);
-      if (message >= 0) (does & SENDS ? book->send : book->recv)[message] = (SchedPlace){rank, i};
+      int64_t message = does & SENDS ? sched_message(sched, row->action[i]) : -1;
+      if (message >= 0) book->send[message] = (SchedPlace){rank, i};
     }
   }
   return ST_OK;
@@ -151,6 +149,21 @@ typedef struct Input {
   double sent, arrived;
 } Input;
 
+// As the executor wrote it down.
+static Input measured_input(const Book *book, SchedPlace place) {
+  const LedgerMessage *message = &book->message[book->first[place.rank] + place.index];
+  Action action = action_at(book, place);
+  int stages = book->sched->copies * book->sched->stages;
+  if (message->from < 0 || message->from >= stages) return (Input){.from = NOWHERE};
+  int64_t cell = sched_cell(book->sched, message->from, action.mb);
+  int rank = book->sched->holder[message->from];
+  bool is_grad = action_properties(action.kind) & NEEDS_GRAD;
+  int index = is_grad ? book->index.b[cell] : book->index.f[cell];
+  if (index < 0 || rank == place.rank) return (Input){.from = NOWHERE};
+  double arrived = message->arrived > message->sent ? message->arrived : message->sent;
+  return (Input){{rank, index}, message->sent, arrived};
+}
+
 static Input latest_input(const Book *book, SchedPlace place) {
   const Sched *sched = book->sched;
   Action action = action_at(book, place);
@@ -158,23 +171,18 @@ static Input latest_input(const Book *book, SchedPlace place) {
   bool is_grad = needs == NEEDS_GRAD;
   Input latest = {.from = NOWHERE};
   if (!needs) return latest;
+  if (book->message) return measured_input(book, place);
   SchedEdgeWalk walk = {.sched = sched, .stage = action.stage, .is_into = !is_grad};
   while (sched_next_edge(&walk)) {
     int rank = sched->holder[walk.other];
     if (rank == place.rank || (is_grad && !walk.has_grad)) continue;
-    Action recv = {is_grad ? ACTION_RECV_B : ACTION_RECV_F, action.stage, action.mb, walk.other};
-    int64_t message = sched_message(sched, recv), cell = sched_cell(sched, walk.other, action.mb);
-    SchedPlace send = book->send[message], got = book->recv[message];
-    if (send.rank < 0 || got.rank < 0) continue;
-    double sent = span_at(book, send)->start, arrived = sent;
-    if (book->message) {
-      const LedgerMessage *own = &book->message[book->first[got.rank] + got.index];
-      sent = own->sent;
-      arrived = own->arrived > sent ? own->arrived : sent;
-    }
-    if (latest.from.rank >= 0 && arrived <= latest.arrived) continue;
-    int index = is_grad ? book->index.b[cell] : book->index.f[cell];
-    latest = (Input){{rank, index}, sent, arrived};
+    Action send = {is_grad ? ACTION_SEND_B : ACTION_SEND_F, walk.other, action.mb, action.stage};
+    SchedPlace at = book->send[sched_message(sched, send)];
+    if (at.rank < 0) continue;
+    double sent = span_at(book, at)->start;
+    if (latest.from.rank >= 0 && sent <= latest.arrived) continue;
+    int64_t cell = sched_cell(sched, walk.other, action.mb);
+    latest = (Input){{rank, is_grad ? book->index.b[cell] : book->index.f[cell]}, sent, sent};
   }
   return latest;
 }
@@ -319,6 +327,7 @@ static Status find_ends(Book *book, SchedPlace *last) {
         return sched_fail(book->arena, ST_EVALUE, "rank %d, action %d: a span from %g to %g", rank,
                           i, span->start, span->end);
       bool is_compute = action_resource(action_at(book, place).kind) == USES_COMPUTE;
+      if (span->end <= span->start) continue;
       if (is_first || span->start < ledger->begin) ledger->begin = span->start;
       if (is_first || span->end > ledger->end) ledger->end = span->end;
       if (is_compute && (last->rank < 0 || span->end > latest)) {

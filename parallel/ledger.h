@@ -42,8 +42,10 @@ typedef enum LedgerCause {
 
 const char *ledger_cause(LedgerCause cause);
 
-// Of a RECV action: when the message left its sender, and when all of it was there.
+// Of a compute action that waited for a message: where the last one came from, when it left its
+// sender, and when all of it was there.
 typedef struct LedgerMessage {
+  int from;             // the stage; -1: nothing was waited for
   double sent, arrived; // seconds, on the aligned clock
 } LedgerMessage;
 
@@ -60,8 +62,8 @@ typedef struct Ledger {
 } Ledger;
 
 // The ledger of one step. Row r's spans begin at span[first[r]], one for each action of the lowered
-// list; their clocks are aligned; a span begins after its rank stopped waiting. message: as span,
-// read for RECV actions; NULL: messages take no time.
+// list; their clocks are aligned; a span begins after its rank stopped waiting; one of no length is
+// left out. message: as span, read for compute actions; NULL: messages take no time.
 // Errors: EVALUE: not a lowered schedule, or a span that ends before it starts.
 Status ledger_make(SchedArena *arena, Ledger **out, const Sched *sched, const int64_t *first,
                    const SchedSpan *span, const LedgerMessage *message);

@@ -107,24 +107,35 @@ check.test("ledger: idle time by cause, from spans as the simulator gives them",
   check.equal(rille.core.ledger_watch(state, even, 3, 0.02), nil)
   -- A message half a unit on its way holds up its receiver for that long.
   local gpipe = rille.schedule "gpipe":build { pp = 2, microbatches = 2 }
-  local spans, messages = gpipe:simulate { hop = 0.5 }.spans, { {}, {} }
+  local spans = gpipe:simulate { hop = 0.5 }.spans
   for r = 0, 1 do
     for i, a in ipairs(gpipe:row(r)) do
-      messages[r + 1][i] = a.kind:find("RECV") and { 0, 0 } or false
       for k, b in ipairs(gpipe:row(1 - r)) do
-        if a.kind:find("RECV") and b.kind == a.kind:gsub("RECV", "SEND") and b.mb == a.mb then
-          local sent = spans[2 - r][k][1]
-          messages[r + 1][i] = { sent, sent + 0.5 }
+        if b.kind == "SEND_" .. a.kind and a.mb == b.mb and spans[r + 1][i][3] > 0 then
+          local span, sent = spans[r + 1][i], spans[2 - r][k][1]
+          span[4], span[5], span[6] = b.stage, sent, sent + 0.5
         end
       end
     end
   end
-  local held = gpipe:ledger(spans, messages)
+  local held = gpipe:ledger(spans)
   -- Rank 0 waits for both, there and back; rank 1 for the first, and at the end for rank 0.
   check.near({ held.causes[1].link, held.causes[2].link }, { 1, 1 }, 1e-9)
   check.near(held.link, { { 0, 1 }, { 1, 0 } }, 1e-9)
-  check.raises(function() gpipe:ledger { {}, {} } end, "spans%[1%] must be a list")
-  check.raises(function() gpipe:ledger(spans, { {}, {} }) end, "messages%[1%] must be a list")
+  -- The same packed as the executor gives it, on clocks that are not aligned.
+  local packed = {}
+  for r = 1, 2 do
+    local words = {}
+    for i, span in ipairs(spans[r]) do
+      words[i] = ("dddddd"):pack(span[1] - r, span[2] - r, span[3], span[4] or -1,
+        (span[5] or 0) - r, (span[6] or 0) - r)
+    end
+    packed[r] = table.concat(words)
+  end
+  check.near(gpipe:ledger(packed, { 1, 2 }).causes, held.causes, 1e-9)
+  check.raises(function() gpipe:ledger { {}, {} } end, "spans%[1%] must have one entry for each")
+  check.raises(function() gpipe:ledger { packed[1], "abc" } end, "spans%[2%] must have one entry")
+  check.raises(function() gpipe:ledger(packed, { 1 }) end, "clocks%[2%] must be a number")
 end)
 
 check.test("text, csv, json, svg, html, trace: what rille schedule prints", function()

@@ -35,7 +35,8 @@ typedef struct Step {
   const Sched *sched;
   int64_t first[RANKS + 1];
   SchedSpan *span;
-  LedgerMessage *message;
+  LedgerMessage *message; // of compute actions
+  double *sent, *arrived; // of RECVs
 } Step;
 
 static double time_of(const Machine *machine, const Sched *sched, int rank, int index) {
@@ -64,8 +65,9 @@ static bool find_recv(const Sched *sched, Action send, int *rank, int *index) {
   return false;
 }
 
-// When the inputs of a compute action are there; infinity: not yet.
-static double inputs_at(const Step *step, const bool *has_arrived, int rank, Action action) {
+// When the inputs of a compute action are there, the last one noted; infinity: not yet.
+static double inputs_at(const Step *step, const bool *has_arrived, int rank, Action action,
+                        LedgerMessage *last) {
   bool wants_f = action.kind == ACTION_F;
   bool wants_b = action.kind == ACTION_I || action.kind == ACTION_B;
   double latest = 0;
@@ -73,8 +75,11 @@ static double inputs_at(const Step *step, const bool *has_arrived, int rank, Act
     Action a = step->sched->row[rank].action[i];
     bool is_input = (wants_f && a.kind == ACTION_RECV_F) || (wants_b && a.kind == ACTION_RECV_B);
     if (!is_input || a.stage != action.stage || a.mb != action.mb) continue;
-    if (!has_arrived[step->first[rank] + i]) return INFINITY;
-    latest = fmax(latest, step->message[step->first[rank] + i].arrived);
+    int64_t at = step->first[rank] + i;
+    if (!has_arrived[at]) return INFINITY;
+    if (step->arrived[at] < latest) continue;
+    latest = step->arrived[at];
+    *last = (LedgerMessage){a.peer, step->sent[at], latest};
   }
   return latest;
 }
@@ -85,6 +90,8 @@ static Step run(SchedArena *arena, const Sched *sched, const Machine *machine) {
   size_t n = (size_t)step.first[RANKS];
   step.span = sched_alloc(arena, n, sizeof *step.span);
   step.message = sched_alloc(arena, n, sizeof *step.message);
+  step.sent = sched_alloc(arena, n, sizeof *step.sent);
+  step.arrived = sched_alloc(arena, n, sizeof *step.arrived);
   bool *has_arrived = sched_alloc(arena, n, sizeof *has_arrived);
   int at[RANKS] = {0};
   double clock[RANKS];
@@ -95,14 +102,19 @@ static Step run(SchedArena *arena, const Sched *sched, const Machine *machine) {
       for (; at[r] < sched->row[r].count; at[r]++, moves = true) {
         Action action = sched->row[r].action[at[r]];
         double start = clock[r];
-        if (action_resource(action.kind) == USES_COMPUTE)
-          start = fmax(start, inputs_at(&step, has_arrived, r, action)) + machine->overhead[r];
+        LedgerMessage last = {.from = -1};
+        if (action_resource(action.kind) == USES_COMPUTE) {
+          double since = inputs_at(&step, has_arrived, r, action, &last);
+          if (since < start) last.from = -1; // it was there
+          start = fmax(start, since) + machine->overhead[r];
+        }
         if (isinf(start)) break;
+        step.message[step.first[r] + at[r]] = last;
         if (action_properties(action.kind) & SENDS) {
           int to, index;
           ck_assert(find_recv(sched, action, &to, &index));
-          step.message[step.first[to] + index] =
-              (LedgerMessage){start, start + machine->delay[r][to]};
+          step.sent[step.first[to] + index] = start;
+          step.arrived[step.first[to] + index] = start + machine->delay[r][to];
           has_arrived[step.first[to] + index] = true;
         }
         double end = start + time_of(machine, sched, r, at[r]);
@@ -137,6 +149,7 @@ static const Ledger *ledger_of(SchedArena *arena, const Step *step) {
   ck_assert_msg(status == ST_OK, "%s", arena->message);
   double begin = INFINITY, end = -INFINITY, lates = 0, links = 0;
   for (int64_t i = 0; i < step->first[RANKS]; i++) {
+    if (step->span[i].end <= step->span[i].start) continue;
     begin = fmin(begin, step->span[i].start);
     end = fmax(end, step->span[i].end);
   }

@@ -93,7 +93,7 @@ PLUGINS := $(MPI_IMPLS:%=$B/rille_mpi_%.so)
 LIB := $(if $(LIB_SRC),$B/librille.so)
 PROGRAM := $(if $(wildcard lua/main.c),$B/rille build/rille $B/rille.so)
 FUZZ := $(FUZZ_SRC:tests/%.c=$B/%)
-TESTS := $(if $(TEST_SRC),$B/tests)
+TESTS := $(if $(TEST_SRC),$B/tests $B/ranks)
 
 .PHONY: all objects tidy check check-full run-check run-check-full demo run-demo bench run-bench \
   lint fuzz run-fuzz deps install uninstall clean help force
@@ -101,7 +101,7 @@ TESTS := $(if $(TEST_SRC),$B/tests)
 .SUFFIXES:
 
 OBJECTS := $(LIB_OBJ) $(BIND_OBJ) $(MAIN_OBJ) $(TEST_OBJ) \
-  $(FUZZ_SRC:%.c=$O/%.o) $(MPI_IMPLS:%=$O/parallel/comm_mpi.%.o)
+  $(FUZZ_SRC:%.c=$O/%.o) $O/tests/ranks.o $(MPI_IMPLS:%=$O/parallel/comm_mpi.%.o)
 
 all: $(LIB) $(PLUGINS) $(PROGRAM) $(TESTS)
 objects: $(OBJECTS)
@@ -180,6 +180,9 @@ ALLOC_WRAPS = $(foreach f,malloc calloc realloc strdup asprintf,-Wl$(,)--wrap=$f
 # The tests link the objects themselves, so that they can look behind the installed headers.
 $B/tests: $(TEST_OBJ) $(LIB_OBJ) $B/links
 	$(call link,$(ALLOC_WRAPS) $(TEST_OBJ) $(LIB_OBJ) $(CHECK_LIBS) $(BLAS_LIBS) -lm -ldl -lpthread)
+# Several ranks: with the library itself, which the MPI plugins use too.
+$B/ranks: $O/tests/ranks.o $B/librille.so $B/links
+	$(call link,$(RPATH) $< -L$B -lrille -lm)
 $B/bench_kernels: $O/tests/bench_kernels.o $(LIB_OBJ) $B/links
 	$(call link,$< $(LIB_OBJ) $(BLAS_LIBS) -lm -ldl -lpthread)
 # What reads files is all in core, which needs nothing above it.

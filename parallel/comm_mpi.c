@@ -246,6 +246,8 @@ static Status mpi_open(Comm *out) {
   MPI_Initialized(&is_initialised);
   if (!is_initialised)
     MPI_TRY(MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided), "starting MPI");
+  // Errors without a communicator at hand go to the world's, and MPICH's MPI_Test has none.
+  if (!is_initialised) MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   MPI_TRY(MPI_Comm_dup(MPI_COMM_WORLD, &world->comm), "starting MPI");
   MPI_TRY(MPI_Comm_set_errhandler(world->comm, MPI_ERRORS_RETURN), "starting MPI");
   MPI_TRY(MPI_Comm_get_attr(world->comm, MPI_TAG_UB, &most, &is_set), "starting MPI");

@@ -253,7 +253,7 @@ static void try_splits(void) {
 }
 
 static void try_many_groups(void) {
-  for (int i = 0; i < 3000; i++) {
+  for (int i = 0; i < 500; i++) {
     Comm *group;
     must(comm_split(world, (world->rank + i) % 2, 0, &group));
     comm_free(group);
@@ -500,7 +500,7 @@ int main(int argc, char **argv) {
   try_splits();
   claim("groups made in different orders do not mix");
   try_many_groups();
-  claim("thousands of groups");
+  claim("groups come and go by the hundred");
   try_flood();
   try_head_on();
   claim("messages arrive in order, with hundreds under way");

@@ -1,0 +1,34 @@
+#!/bin/sh
+# Messages, collectives, groups and meshes on 2 to 8 ranks, under every MPI found.
+set -eu
+build=${BUILD:-build/release}
+. tests/launchers.sh
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+failed=0
+
+# ranks CLAIM COMMAND...: its "ok" lines count under the claim; a bad exit is a failure.
+ranks() {
+  claim=$1 status=0
+  shift
+  timeout 60 "$@" >"$log" 2>&1 || status=$?
+  sed -n "s/^\(ok\|not ok\) /\1 $claim: /p" "$log"
+  if [ $status -ne 0 ] || ! grep -q '^ok' "$log"; then
+    failed=1
+    echo "not ok $claim: exit code $status" && cat "$log"
+  fi
+}
+
+ranks 'one process' "$build/ranks"
+for impl in $impls; do
+  start=$(launcher_of "$impl")
+  for n in 2 3 4 8; do ranks "$impl, $n ranks" "$start" -n $n "$build/ranks"; done
+  export RILLE_TEST_PIECE=1000
+  ranks "$impl, pieces of 1000 bytes" "$start" -n 3 "$build/ranks"
+  unset RILLE_TEST_PIECE
+  ranks "$impl" env RILLE_FAKE_CLOCK=1:0.25 "$start" -n 4 "$build/ranks" clock 0.25
+  ranks "$impl" env RILLE_FAKE_LINK=20 "$start" -n 2 "$build/ranks" link 20
+  ranks "$impl" env RILLE_FAKE_NODE=rank%2 "$start" -n 4 "$build/ranks" node
+  ranks "$impl" "$start" -n 2 "$build/ranks" wrong-size
+done
+exit $failed

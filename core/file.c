@@ -63,6 +63,16 @@ static FileFault fault_from_environment(const char *path) {
   return fault;
 }
 
+Status file_environment(void) {
+  const char *value = getenv("RILLE_FAULT_WRITE");
+  if (!value) return ST_OK;
+  const char *colon = strrchr(value, ':'), *number = colon ? colon + 1 : value;
+  char *end;
+  if (strtoll(number, &end, 10) >= 1 && !*end) return ST_OK;
+  return fail(ST_EVALUE, "RILLE_FAULT_WRITE=%.200s: [part of a path:]n is wanted, n from 1 on",
+              value);
+}
+
 static int open_retry(const char *path, int flags, mode_t mode) {
   int fd;
   do fd = open(path, flags | O_CLOEXEC, mode);

@@ -47,6 +47,10 @@ int64_t file_position(const FileWriter *writer);
 // may not survive a power failure.
 Status file_commit(FileWriter *writer);
 
+// EVALUE if RILLE_FAULT_WRITE, which fails the n-th system call of a writer, has a value that means
+// nothing.
+Status file_environment(void);
+
 // Drops the file and frees the writer; NULL is ignored. errno and the error record are kept.
 void file_abort(FileWriter *writer);
 

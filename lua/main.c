@@ -2,6 +2,7 @@
 #include "lua/runner.h"
 #include "lua/sched_bind.h"
 
+#include "core/file.h"
 #include "core/memory.h"
 #include "ops/ops.h"
 #include "parallel/comm.h"
@@ -22,7 +23,9 @@
   X("RILLE_WAIT", "active if the threads fit the cores", "how threads wait: active or passive") \
   X("RILLE_FAULT_WRITE", "", "[part of a path:]n: the n-th system call of a file writer fails") \
   X("XDG_STATE_HOME", "~/.local/state", "the prompt keeps its history there")                   \
-  X("NO_COLOR", "", "if set, no colours on the terminal")
+  X("NO_COLOR", "", "if set, no colours on the terminal")                                       \
+  X("TERM, COLORTERM", "", "which colours the terminal has")                                    \
+  X("COLUMNS", "120", "width of drawings that do not go to a terminal")
 
 static const char usage[] =
     "rille                           a prompt; Ctrl-D leaves it\n"
@@ -181,6 +184,8 @@ int main(int argc, char **argv) {
     printf("rille %s\n", RILLE_VERSION);
     return 0;
   }
+  if (ops_environment() != ST_OK || file_environment() != ST_OK)
+    return usage_error(status_message(), "");
   if (argc > 1 && strcmp(argv[1], "schedule") == 0) return schedule_tool(argc, argv);
   Comm *world; // a launched rank learns at once whether its launcher fits
   if (comm_world(&world) != ST_OK) return no_world();

@@ -36,7 +36,13 @@ const Op *op_find(const char *name) {
 
 static const CoreOps core_ops = {&table[OP_contiguous], &table[OP_cast]};
 
+Status ops_environment(void) {
+  TRY(cpu_kernels_environment());
+  return threads_environment();
+}
+
 Status ops_init(Ctx *ctx) {
+  TRY(ops_environment());
   OpNeeds *needs = calloc(OP_COUNT, sizeof *needs);
   if (!needs) return fail(ST_ENOMEM, "out of memory for the op table");
   for (int i = 0; i < OP_COUNT; i++) op_needs(&table[i], &needs[i]);

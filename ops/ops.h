@@ -25,7 +25,11 @@ const Op *op_row(OpId id);
 // The row by its name, or NULL.
 const Op *op_find(const char *name);
 
-// Binds the table to a context: before any op runs in it.
+// Looks whether the environment variables that kernels obey have values that mean something.
+// Errors: EVALUE.
+Status ops_environment(void);
+
+// Binds the table to a context: before any op runs in it. Errors: those of ops_environment.
 Status ops_init(Ctx *ctx);
 
 // What the CPU kernels run with: instruction level, product library, threads.

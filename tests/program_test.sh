@@ -30,6 +30,14 @@ expect '-e without code is wrong usage' 2 'wants code' "$rille" -e
 expect 'an unknown option is wrong usage' 2 'no option --foo' "$rille" --foo
 expect 'a missing script is named' 2 'no script none.lua' "$rille" none.lua
 expect '--help lists the environment' 0 'RILLE_CPU' "$rille" --help
+for wrong in RILLE_CPU=fast RILLE_THREADS=two RILLE_THREADS=0 RILLE_THREADS=999 RILLE_WAIT=maybe \
+  OMP_NUM_THREADS=many RILLE_FAULT_WRITE=full; do
+  expect "$wrong is wrong usage" 2 "^rille: $wrong: " env -u RILLE_THREADS "$wrong" "$rille" -e 'return 1'
+done
+expect 'RILLE_CPU: what this machine can run is told' 2 'can run .*plain$' \
+  env RILLE_CPU=fast "$rille" -e 'return 1'
+expect 'values that mean something are taken' 0 'plain, .*, 3 threads' env RILLE_CPU=plain \
+  RILLE_THREADS= OMP_NUM_THREADS=3,2 RILLE_WAIT=active "$rille" info
 expect '--version' 0 '^rille [0-9]' "$rille" --version
 expect 'info says what was found' 0 '^memory ' "$rille" info
 expect 'schedule draws one' 0 '^rank 0' "$rille" schedule 1f1b -p 2 -m 4

@@ -440,9 +440,12 @@ START_TEST(wrong_usage_names_the_option_and_what_is_valid) {
   usage_error("1f1", "did you mean 1f1b?");
   usage_error("1f1b -m 4", "-p is missing");
   usage_error("1f1b -p 4", "-m is missing");
-  usage_error("1f1b -p 0 -m 4", "-p 0: expected a whole number from 1 on");
+  usage_error("1f1b -p 0 -m 4", "-p 0: expected a whole number from 1 to");
   usage_error("1f1b -p 2x -m 4", "-p 2x: expected a whole number");
-  usage_error("1f1b -p 99999999999999999999 -m 4", "expected a whole number");
+  usage_error("1f1b -p 99999999999999999999 -m 4", "expected a whole number from 1 to 1048576");
+  usage_error("1f1b -p 64 -m 99999", "-m 99999 on 64 stages is too large: p times v times m may be "
+                                     "up to 1048576, here -m 16384");
+  usage_error("interleaved -p 1024 -v 2000 -m 1", "-p 1024 with 2000 stages each is too large");
   usage_error("1f1b -p 4 -m", "-m needs a value");
   usage_error("1f1b -p 4 -m 4 --formt csv", "did you mean --format?");
   usage_error("1f1b -p 4 -m 4 --format pdf", "text, csv, json, svg, html or trace");

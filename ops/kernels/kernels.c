@@ -47,19 +47,29 @@ const CpuKernels *cpu_kernels_of(const char *level) {
   return NULL;
 }
 
+Status cpu_kernels_environment(void) {
+  const char *wanted = getenv("RILLE_CPU");
+  if (!wanted || !*wanted || cpu_kernels_of(wanted)) return ST_OK;
+  char names[64] = "";
+  bool is_known = false;
+  for (int i = 0; i < N_LEVELS; i++) {
+    is_known |= strcmp(levels[i].table->level, wanted) == 0;
+    if (!levels[i].runs_here()) continue;
+    size_t at = strlen(names);
+    snprintf(names + at, sizeof names - at, "%s%s", at ? ", " : "", levels[i].table->level);
+  }
+  if (is_known)
+    return fail(ST_EVALUE, "RILLE_CPU=%s: this machine cannot run these kernels, it can run %s",
+                wanted, names);
+  return fail(ST_EVALUE, "RILLE_CPU=%.40s: there are no such kernels, this machine can run %s",
+              wanted, names);
+}
+
 static void choose(void) {
   const char *wanted = getenv("RILLE_CPU");
-  if (wanted && *wanted) {
-    chosen = cpu_kernels_of(wanted);
-    if (chosen) return;
-  }
+  if (wanted) chosen = cpu_kernels_of(wanted);
   for (int i = 0; !chosen; i++)
     if (levels[i].runs_here()) chosen = levels[i].table;
-  if (wanted && *wanted)
-    fprintf(
-        stderr,
-        "rille: RILLE_CPU=%s is not one of avx512, avx2, plain or not supported here; using %s\n",
-        wanted, chosen->level);
 }
 
 const CpuKernels *cpu_kernels(void) {

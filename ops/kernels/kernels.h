@@ -17,6 +17,7 @@
 #ifndef RILLE_OPS_KERNELS_KERNELS_H
 #define RILLE_OPS_KERNELS_KERNELS_H
 
+#include "core/status.h"
 #include "ops/kernels/gemm.h"
 
 #include <stdbool.h>
@@ -256,9 +257,11 @@ typedef struct CpuKernels {
 } CpuKernels;
 
 // The table for this machine, chosen once: the best level that CPUID grants, or the one that
-// RILLE_CPU names. A value that is unknown or not supported is reported on stderr in one line and
-// passed over.
+// RILLE_CPU names (cpu_kernels_environment says whether it can).
 const CpuKernels *cpu_kernels(void);
+
+// EVALUE if RILLE_CPU names kernels that do not exist or do not run here.
+Status cpu_kernels_environment(void);
 
 // The table of a level by name, or NULL if it does not exist or this machine cannot run it.
 const CpuKernels *cpu_kernels_of(const char *level);

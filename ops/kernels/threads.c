@@ -72,6 +72,28 @@ static int number_from(const char *const *names) {
   return -1;
 }
 
+// A number of threads; OMP_NUM_THREADS may be a list, a number for each level.
+static bool is_count(const char *text, bool may_be_list) {
+  char *end;
+  long value = strtol(text, &end, 10);
+  return end != text && value >= 1 && value <= MAX_THREADS &&
+         (!*end || (may_be_list && *end == ','));
+}
+
+Status threads_environment(void) {
+  const char *own = getenv("RILLE_THREADS"), *omp = getenv("OMP_NUM_THREADS");
+  const char *wait = getenv("RILLE_WAIT");
+  if (own && *own && !is_count(own, false))
+    return fail(ST_EVALUE, "RILLE_THREADS=%.40s: a number of threads from 1 to %d is wanted", own,
+                MAX_THREADS);
+  if (!(own && *own) && omp && *omp && !is_count(omp, true))
+    return fail(ST_EVALUE, "OMP_NUM_THREADS=%.40s: a number of threads from 1 to %d is wanted", omp,
+                MAX_THREADS);
+  if (wait && *wait && strcmp(wait, "active") != 0 && strcmp(wait, "passive") != 0)
+    return fail(ST_EVALUE, "RILLE_WAIT=%.40s: active or passive is wanted", wait);
+  return ST_OK;
+}
+
 // How many ranks share this machine, and which one this is, as launchers say it.
 static void local_ranks(int *size, int *rank) {
   static const char *const sizes[] = {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", NULL};

@@ -18,6 +18,8 @@
 #ifndef RILLE_OPS_KERNELS_THREADS_H
 #define RILLE_OPS_KERNELS_THREADS_H
 
+#include "core/status.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -36,6 +38,9 @@ void parallel_for(int64_t n, int64_t grain, RangeFn fn, void *context);
 // Threads that parallel_for uses: RILLE_THREADS, else OMP_NUM_THREADS, else the cores that
 // sched_getaffinity grants, shared among the ranks that a launcher put on this machine.
 int threads_count(void);
+
+// EVALUE if RILLE_THREADS, OMP_NUM_THREADS or RILLE_WAIT have values that mean nothing.
+Status threads_environment(void);
 
 // Sets the number of threads, 1 .. 256; the pool follows at its next use. Not from within a block.
 void threads_set(int count);

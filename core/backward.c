@@ -169,8 +169,7 @@ static Status collect_kept(Node *node, unsigned in_mask, unsigned out_mask, unsi
     *slot = NULL;
     if (!wanted || !kept->tensor) continue;
     const Tensor *t = kept->tensor;
-    uint64_t version = !t->param ? t->storage->version : t->storage ? param_version(t->param) : 0;
-    if (version != kept->version) return changed_since(node, kept);
+    if (tensor_version(t, kept->base) != kept->version) return changed_since(node, kept);
     *slot = kept->tensor;
   }
   return ST_OK;

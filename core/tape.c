@@ -42,7 +42,8 @@ void node_drop_kept(Ctx *ctx, Kept *kept) {
   if (!kept->tensor) return;
   if (!kept->tensor->param) arena_drop(kept->tensor);
   tensor_release(ctx, kept->tensor);
-  kept->tensor = NULL;
+  tensor_release(ctx, kept->base);
+  kept->tensor = kept->base = NULL;
 }
 
 static void node_free(Ctx *ctx, Node *node) {
@@ -82,11 +83,13 @@ void node_release(Ctx *ctx, Node *node) {
 static Status keep(Ctx *ctx, Kept *kept, Tensor *tensor, Arena *arena) {
   if (tensor->param) {
     kept->tensor = tensor_retain(tensor);
-    kept->version = tensor->storage ? param_version(tensor->param) : 0;
+    kept->version = tensor_version(tensor, NULL);
     return ST_OK;
   }
   TRY(tensor_detach(ctx, tensor, &kept->tensor));
-  kept->version = tensor->storage->version;
+  Tensor *base = tensor_base(tensor);
+  if (base) kept->base = tensor_retain(base);
+  kept->version = tensor_version(tensor, base);
   arena_save(arena, kept->tensor);
   return ST_OK;
 }

@@ -16,6 +16,7 @@ typedef struct Edge {
 // A tensor kept for backward and the version it had.
 typedef struct Kept {
   Tensor *tensor;
+  Tensor *base; // of a view of a parameter: the parameter, whose version counts too
   uint64_t version;
 } Kept;
 

@@ -272,13 +272,14 @@ Status tensor_item(const Tensor *tensor, double *out) {
 }
 
 void tensor_written(Ctx *ctx, Tensor *tensor) {
+  Tensor *base = tensor_base(tensor);
   tensor->storage->written = ctx_where(ctx);
-  if (!tensor->param) {
+  if (!base) {
     tensor->storage->version++;
     return;
   }
-  tensor->param->version++;
-  if (tensor->param->set) tensor->param->set->stepped = tensor->storage->written;
+  base->param->version++;
+  if (base->param->set) base->param->set->stepped = tensor->storage->written;
 }
 
 const char *format_shape(char *buffer, size_t size, int ndim, const int64_t *shape) {

@@ -11,7 +11,8 @@
 // Invariants:
 //  1. bytes live while owners > 0; a Storage struct lives while refs > 0; owners <= refs.
 //  2. A weak Tensor never touches the bytes of a storage without owners (tensor_alive says).
-//  3. Every in-place write bumps storage->version.
+//  3. Every in-place write bumps storage->version; of a parameter, or of a view of one, the
+//     parameter's version instead: its neighbours in the flat array have not changed.
 #ifndef RILLE_CORE_TENSOR_H
 #define RILLE_CORE_TENSOR_H
 
@@ -29,6 +30,7 @@ typedef struct Ctx Ctx;
 typedef struct Node Node;
 typedef struct Param Param;
 typedef struct Arena Arena;
+typedef struct WeightSet WeightSet;
 
 // A line of the user's script; source is interned, NULL if unknown.
 typedef struct Where {
@@ -49,7 +51,8 @@ typedef struct Storage {
   Where written;    // the latest in-place write
   int64_t step;     // trainer step and microbatch it was made in; -1 outside
   int microbatch;
-  Arena *arena; // accounts it while saves > 0
+  Arena *arena;   // accounts it while saves > 0
+  WeightSet *set; // whose flat array of weights it is; else NULL
 } Storage;
 
 // Per dimension: where this part begins in the whole, and how long the whole is.

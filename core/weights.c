@@ -67,6 +67,25 @@ uint64_t param_version(const Param *param) {
   return (uint64_t)param->version + param->set->version + param->set->flat->storage->version;
 }
 
+Tensor *tensor_base(const Tensor *t) {
+  if (t->param) return t->param->tensor;
+  const WeightSet *set = t->storage ? t->storage->set : NULL;
+  if (!set || tensor_numel(t) == 0) return NULL;
+  int64_t last = t->offset; // strides are not negative
+  for (int d = 0; d < t->ndim; d++) last += (t->shape[d] - 1) * t->stride[d];
+  for (int i = 0; i < set->n_params; i++) {
+    const Param *param = set->params[i];
+    if (param && param->offset <= t->offset && last < param->offset + tensor_numel(param->tensor))
+      return param->tensor;
+  }
+  return NULL;
+}
+
+uint64_t tensor_version(const Tensor *t, const Tensor *base) {
+  if (t->param) return t->storage ? param_version(t->param) : 0;
+  return t->storage->version + (base ? (uint64_t)base->param->version : 0);
+}
+
 Status param_rename(Ctx *ctx, Param *param, const char *name) {
   (void)ctx;
   char *copy = strdup(name);
@@ -159,6 +178,7 @@ WeightSet *weightset_retain(WeightSet *set) {
 
 void weightset_release(Ctx *ctx, WeightSet *set) {
   if (!set || --set->refs > 0) return;
+  if (set->flat) set->flat->storage->set = NULL; // views may outlive it
   tensor_release(ctx, set->flat);
   tensor_release(ctx, set->grad);
   for (int k = 0; k < MAX_OPT_STATE; k++) tensor_release(ctx, set->state[k]);
@@ -225,6 +245,7 @@ Status weightset_new(Ctx *ctx, Param **params, int n, int group, int stage, int 
   }
   set->numel = (numel + align * dp - 1) / (align * dp) * (align * dp);
   Status status = tensor_zeros(ctx, &ctx->cpu, dtype, 1, &set->numel, MEM_PARAMETERS, &set->flat);
+  if (status == ST_OK) set->flat->storage->set = set;
   int64_t at = 0;
   for (int i = 0; i < n && status == ST_OK; i++) {
     status = enter_set(ctx, params[i], set, i, at);

@@ -36,8 +36,6 @@ typedef struct Recipe {
   Tensor *data; // owned; RECIPE_DATA
 } Recipe;
 
-typedef struct WeightSet WeightSet;
-
 // A gradient buffer of one use of a parameter: all uses in one unit share it.
 typedef struct GradUse {
   int unit;
@@ -83,6 +81,12 @@ void param_delete(Ctx *ctx, Param *param); // by the release of its tensor
 // Grows with every write to the parameter: STEP, in-place, through a view. Placed parameters only.
 uint64_t param_version(const Param *param);
 Status param_rename(Ctx *ctx, Param *param, const char *name);
+
+// The canonical tensor of the parameter that t is or is a view of; NULL if there is none. Borrowed.
+Tensor *tensor_base(const Tensor *t);
+// Grows with every write to the bytes of t, by whatever name. base is what tensor_base(t) gave when
+// the version was first asked for, kept alive by the caller. 0 for a parameter without storage.
+uint64_t tensor_version(const Tensor *t, const Tensor *base);
 
 // Changes how it begins; on a placed parameter the values are written at once. Takes over
 // recipe->data.

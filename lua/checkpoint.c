@@ -26,7 +26,7 @@ enum { NODES_A_CALL = 128, NODES_SPARE = 8192, CALLS_A_REGION = 100 };
 
 // A tensor read from outside: an alias that owns its storage, or the parameter itself.
 typedef struct Seen {
-  Tensor *tensor;
+  Tensor *tensor, *base; // base: the parameter that it is a view of
   uint64_t version;
 } Seen;
 
@@ -51,6 +51,7 @@ static void forget_seen(Checkpoint *cp) {
     Tensor *t = cp->seen[i].tensor;
     if (!t->param) arena_drop(t);
     tensor_release(cp->r->ctx, t);
+    tensor_release(cp->r->ctx, cp->seen[i].base);
   }
   free(cp->seen);
   cp->seen = NULL;
@@ -64,11 +65,6 @@ static void checkpoint_drop(Ctx *ctx, void *user) {
   forget_seen(cp);
   ordinals_free(ctx, &cp->ordinals);
   free(cp);
-}
-
-static uint64_t version_of(const Tensor *t) {
-  if (!t->param) return t->storage->version;
-  return t->storage ? param_version(t->param) : 0;
 }
 
 // Was it made by the region itself?
@@ -98,14 +94,16 @@ static Status note(Checkpoint *cp, Tensor *t) {
     cp->room = room;
   }
   Seen *seen = &cp->seen[cp->n_seen];
+  seen->base = NULL;
   if (t->param) {
     TRY(param_place(ctx, t->param));
     seen->tensor = tensor_retain(t);
   } else {
     TRY(tensor_detach(ctx, t, &seen->tensor));
     arena_save(ctx->arena_i, seen->tensor);
+    if (tensor_base(t)) seen->base = tensor_retain(tensor_base(t));
   }
-  seen->version = version_of(t);
+  seen->version = tensor_version(t, seen->base);
   cp->n_seen++;
   return ST_OK;
 }
@@ -177,7 +175,7 @@ static int replay_call(lua_State *L) {
 static Status unchanged(const Checkpoint *cp) {
   for (int i = 0; i < cp->n_seen; i++) {
     const Tensor *t = cp->seen[i].tensor;
-    if (version_of(t) == cp->seen[i].version) continue;
+    if (tensor_version(t, cp->seen[i].base) == cp->seen[i].version) continue;
     char words[128];
     Where where = t->param ? t->param->set->stepped : t->storage->written;
     return fail_hint(fail(ST_ESTATE,

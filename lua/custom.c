@@ -19,7 +19,7 @@ static const char CONTEXT[] = "rille.op_context";
 static const char SAVED[] = "rille.op_saved"; // its address is the key of c's list of saved tensors
 
 typedef struct Kept {
-  Tensor *tensor;
+  Tensor *tensor, *base; // base: the parameter that it is a view of
   uint64_t version;
   bool in_arena;
 } Kept;
@@ -43,15 +43,11 @@ static void custom_drop(Ctx *ctx, void *user) {
       if (!kept->tensor->weak) tensor_weaken(kept->tensor); // Lua may still know the handle
     }
     tensor_release(ctx, kept->tensor);
+    tensor_release(ctx, kept->base);
   }
   luaL_unref(custom->r->L, LUA_REGISTRYINDEX, custom->call_ref);
   free(custom->saved);
   free(custom);
-}
-
-static uint64_t version_of(const Tensor *t) {
-  if (!t->param) return t->storage->version;
-  return t->storage ? param_version(t->param) : 0;
 }
 
 // ---- the context
@@ -150,7 +146,7 @@ static int backward_call(lua_State *L) {
 static Status unchanged(const Custom *custom) {
   for (int k = 0; k < custom->n_saved; k++) {
     const Tensor *t = custom->saved[k].tensor;
-    if (version_of(t) == custom->saved[k].version) continue;
+    if (tensor_version(t, custom->saved[k].base) == custom->saved[k].version) continue;
     char words[128];
     Where where = t->param ? t->param->set->stepped : t->storage->written;
     return fail(ST_ESTATE, "%s: the saved tensor %s was changed at %s:%d", custom->name,
@@ -221,7 +217,8 @@ static bool take_saved(lua_State *L, Rille *r, Custom *custom, int context) {
     lua_pop(L, 1);
     Kept *kept = &custom->saved[custom->n_saved++];
     kept->tensor = tensor_retain(t);
-    kept->version = version_of(t);
+    if (!t->param && tensor_base(t)) kept->base = tensor_retain(tensor_base(t));
+    kept->version = tensor_version(t, kept->base);
     kept->in_arena = !t->param && r->ctx->arena_i;
     if (kept->in_arena) arena_save(r->ctx->arena_i, t);
   }

@@ -54,6 +54,42 @@ check.test("checkpoint: the same bits as without, also through captured tensors"
   check.equal(run(true), run(false))
 end)
 
+check.test("a write to a parameter is found at backward, by whatever name it was kept or written",
+  function()
+    local nn = rille.nn
+    local reads = {
+      itself = function(p) return (p * p):sum() end,
+      view = function(p) local v = p:view(6) return (v * v):sum() end,
+      transposed = function(p) return (p:t() * p:t()):sum() end,
+      checkpointed = function(p)
+        return rille.checkpoint(function(v) return (v * v):sum() end, p:view(3, 2))
+      end,
+    }
+    local writes = {
+      fill = function(p) p:fill_(9) end,
+      add = function(p) p:add_(1) end,
+      draw = function(p) p:normal_() end,
+      element = function(p) p[0] = 9 end,
+      view = function(p) p:view(-1):fill_(9) end,
+      detached = function(p) p:detach():fill_(9) end,
+    }
+    for read_name, read in pairs(reads) do
+      for write_name, write in pairs(writes) do
+        for _, gathered in ipairs { true, false } do
+          local m = nn.Linear { 3, 2 }
+          if gathered then rille.optim.new(m:named_parameters(), "sgd") end
+          local y = read(m.weight)
+          rille.no_grad(write, m.weight)
+          local noticed = not pcall(y.backward, y)
+          if not noticed then error(("%s, %s is missed"):format(read_name, write_name)) end
+          y = read(m.weight)
+          rille.no_grad(write, m.bias) -- a neighbour in the same array
+          y:backward()
+        end
+      end
+    end
+  end)
+
 check.test("a second forward that gives another shape, dtype or kind is named", function()
   local calls = 0
   local function region(second)

@@ -612,6 +612,40 @@ static int draw(lua_State *L, Drawing drawing) {
   return 1;
 }
 
+// sched:compare(spans, clocks, hop) -> an SVG image of a measured step below what a simulation with
+// its mean times predicts, and {predicted =, measured =} steps in seconds. spans and clocks as for
+// sched:ledger; hop: seconds that a message takes in the prediction (0).
+static int compare(lua_State *L) {
+  Rille *r = binding_of(L);
+  const Sched *sched = sched_check_box(L, r, 1)->lowered;
+  lua_settop(L, 4);
+  double hop = lua_isnil(L, 4) ? 0 : number_at(L, r, 4, "compare: hop");
+  SchedArena *arena = sched_scratch_push(L);
+  SchedMeasured m;
+  SchedCosts costs = {0};
+  SchedSim *measured, *predicted;
+  sched_spans_check(L, r, 2, 3, sched, arena, &m);
+  Status status = sched_measured(arena, &measured, sched, m.span, 1000);
+  if (status == ST_OK) status = sched_mean_costs(arena, &costs, sched, measured);
+  costs.hop = 1000 * hop;
+  if (status == ST_OK) status = sched_simulate(arena, &predicted, sched, &costs);
+  if (status != ST_OK) {
+    (void)fail(status, "%s", arena->message);
+    return raise_status(L, r, status, NULL, 0);
+  }
+  luaL_Buffer text;
+  luaL_buffinit(L, &text);
+  sched_draw_compare(&(SchedOut){write_buffer, &text}, sched, predicted, measured);
+  luaL_pushresult(&text);
+  lua_createtable(L, 0, 4);
+  lua_pushnumber(L, predicted->makespan / 1000), lua_setfield(L, -2, "predicted");
+  lua_pushnumber(L, measured->makespan / 1000), lua_setfield(L, -2, "measured");
+  lua_pushnumber(L, predicted->makespan_bubble / 1000), lua_setfield(L, -2, "predicted_bubble");
+  lua_pushnumber(L, measured->makespan_bubble / 1000), lua_setfield(L, -2, "measured_bubble");
+  sched_heap_close(arena);
+  return 2;
+}
+
 static int draw_csv(lua_State *L) { return draw(L, DRAW_CSV); }
 static int draw_json(lua_State *L) { return draw(L, DRAW_JSON); }
 static int draw_svg(lua_State *L) { return draw(L, DRAW_SVG); }
@@ -711,25 +745,11 @@ static const luaL_Reg functions[] = {
 };
 
 static const luaL_Reg methods[] = {
-    {"name", get_name},
-    {"ranks", get_ranks},
-    {"stages", get_stages},
-    {"chunks", get_chunks},
-    {"mbs", get_mbs},
-    {"holder", holder},
-    {"live", live},
-    {"row", row},
-    {"order", order},
-    {"report", report},
-    {"ledger", sched_ledger},
-    {"simulate", simulate},
-    {"csv", draw_csv},
-    {"json", draw_json},
-    {"svg", draw_svg},
-    {"html", draw_html},
-    {"trace", draw_trace},
-    {"text", draw_text},
-    {NULL, NULL},
+    {"name", get_name},     {"ranks", get_ranks},  {"stages", get_stages}, {"chunks", get_chunks},
+    {"mbs", get_mbs},       {"holder", holder},    {"live", live},         {"row", row},
+    {"order", order},       {"report", report},    {"compare", compare},   {"ledger", sched_ledger},
+    {"simulate", simulate}, {"csv", draw_csv},     {"json", draw_json},    {"svg", draw_svg},
+    {"html", draw_html},    {"trace", draw_trace}, {"text", draw_text},    {NULL, NULL},
 };
 
 static const luaL_Reg metamethods[] = {{"__gc", close_box}, {"__tostring", tostring}, {NULL, NULL}};

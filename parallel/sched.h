@@ -303,6 +303,18 @@ typedef struct SchedSim {
 Status sched_simulate(SchedArena *arena, SchedSim **out, const Sched *sched,
                       const SchedCosts *costs);
 
+// A measured step as a simulated one: figures, peaks, times from the first start on, multiplied by
+// `scale` (1000: milliseconds of seconds). span[first[ranks]] as in SchedSim, on one clock; one of
+// no length did not run. EVALUE: a span that ends before it starts.
+Status sched_measured(SchedArena *arena, SchedSim **out, const Sched *sched, const SchedSpan *span,
+                      double scale);
+
+// The costs of a measured step: the mean times of each kind of action of each stage, of reductions
+// and of steps; no latency. What a simulation with them does not explain is not the actions'. Their
+// price is in `arena`.
+Status sched_mean_costs(SchedArena *arena, SchedCosts *out, const Sched *sched,
+                        const SchedSim *measured);
+
 // A link of the critical path: an action and why it could not start earlier.
 typedef struct SchedLink {
   int rank, index;
@@ -397,6 +409,11 @@ void sched_draw_svg(const SchedOut *out, const Sched *sched, const SchedSim *sim
 // A self-contained page: the timeline, the activation-memory curve of each rank, the figures.
 void sched_draw_html(const SchedOut *out, const Sched *sched, const SchedSim *sim,
                      const SchedCosts *costs);
+
+// Predicted above measured on one time axis, as an SVG image; both of the same lists, in
+// milliseconds.
+void sched_draw_compare(const SchedOut *out, const Sched *sched, const SchedSim *predicted,
+                        const SchedSim *measured);
 
 // Chrome trace JSON (opens in Perfetto); one unit of time is `unit_us` microseconds.
 void sched_draw_trace(const SchedOut *out, const Sched *sched, const SchedSim *sim, double unit_us);

@@ -41,6 +41,7 @@ typedef struct SchedFrame {
   double lane, pitch;      // height of a rank's lane; distance of lanes
   double right, bottom;    // of the whole
 } SchedFrame;
+enum { SCHED_MARGIN = 20 }; // pixels around a drawing
 SchedFrame sched_frame(const Sched *sched, const SchedSim *sim, const SchedCosts *costs,
                        double top);
 

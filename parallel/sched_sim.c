@@ -53,39 +53,123 @@ static void sum_up(const Sched *sched, const SchedCosts *costs, SchedSim *sim) {
   sim->makespan_bubble = sim->makespan - busiest;
 }
 
+// With room for the spans of all actions; all zero.
+static Status new_sim(SchedArena *arena, SchedSim **out, const Sched *sched) {
+  size_t ranks = (size_t)sched->ranks;
+  SchedSim *sim = sched_alloc(arena, 1, sizeof *sim);
+  if (!sim) return ST_ENOMEM;
+  sim->first = sched_alloc(arena, ranks + 1, sizeof *sim->first);
+  sim->busy = sched_alloc(arena, ranks, sizeof *sim->busy);
+  sim->begin = sched_alloc(arena, ranks, sizeof *sim->begin);
+  sim->end = sched_alloc(arena, ranks, sizeof *sim->end);
+  sim->peak = sched_alloc(arena, ranks, sizeof *sim->peak);
+  sim->peak_bytes = sched_alloc(arena, ranks, sizeof *sim->peak_bytes);
+  if (!sim->first || !sim->busy || !sim->begin || !sim->end || !sim->peak || !sim->peak_bytes)
+    return ST_ENOMEM;
+  for (size_t rank = 0; rank < ranks; rank++)
+    sim->first[rank + 1] = sim->first[rank] + sched->row[rank].count;
+  sim->span = sched_alloc(arena, (size_t)sim->first[ranks], sizeof *sim->span);
+  if (!sim->span) return ST_ENOMEM;
+  *out = sim;
+  return ST_OK;
+}
+
 Status sched_simulate(SchedArena *arena, SchedSim **out, const Sched *sched,
                       const SchedCosts *costs) {
   SchedPlace at, other;
-  int broken, ranks = sched->ranks;
-  SchedSim *sim = sched_alloc(arena, 1, sizeof *sim);
+  int broken;
+  SchedSim *sim;
   SchedRun run = {.sched = sched, .costs = costs};
-  if (!sim) return ST_ENOMEM;
   TRY(sched_index(arena, &run.index, sched, &at, &other, &broken));
   if (broken)
     return sched_fail(arena, ST_EVALUE, "schedule %s breaks invariant %d on rank %d, action %d",
                       sched->name, broken, at.rank, at.index);
-  sim->first = sched_alloc(arena, (size_t)ranks + 1, sizeof *sim->first);
-  sim->busy = sched_alloc(arena, (size_t)ranks, sizeof *sim->busy);
-  sim->begin = sched_alloc(arena, (size_t)ranks, sizeof *sim->begin);
-  sim->end = sched_alloc(arena, (size_t)ranks, sizeof *sim->end);
-  sim->peak = sched_alloc(arena, (size_t)ranks, sizeof *sim->peak);
-  sim->peak_bytes = sched_alloc(arena, (size_t)ranks, sizeof *sim->peak_bytes);
-  if (!sim->first || !sim->busy || !sim->begin || !sim->end || !sim->peak || !sim->peak_bytes)
-    return ST_ENOMEM;
-  for (int rank = 0; rank < ranks; rank++)
-    sim->first[rank + 1] = sim->first[rank] + sched->row[rank].count;
-  sim->span = sched_alloc(arena, (size_t)sim->first[ranks], sizeof *sim->span);
-  if (!sim->span) return ST_ENOMEM;
+  TRY(new_sim(arena, &sim, sched));
   run.first = sim->first;
   run.span = sim->span;
   TRY(sched_run(arena, &run));
-  for (int rank = 0; rank < ranks; rank++) {
+  for (int rank = 0; rank < sched->ranks; rank++) {
     if (run.at[rank] < sched->row[rank].count)
       return sched_fail(arena, ST_EVALUE, "schedule %s: rank %d waits for ever at action %d",
                         sched->name, rank, run.at[rank]);
   }
   sum_up(sched, costs, sim);
   *out = sim;
+  return ST_OK;
+}
+
+// ---- measured --------------------------------------------------------------------------------
+
+Status sched_measured(SchedArena *arena, SchedSim **out, const Sched *sched, const SchedSpan *span,
+                      double scale) {
+  SchedSim *sim;
+  SchedCosts nothing = {0};
+  double begin = 0;
+  bool is_first = true;
+  TRY(new_sim(arena, &sim, sched));
+  int64_t count = sim->first[sched->ranks];
+  for (int64_t i = 0; i < count; i++) {
+    if (!(span[i].end >= span[i].start))
+      return sched_fail(arena, ST_EVALUE, "span %lld is from %g to %g", (long long)i, span[i].start,
+                        span[i].end);
+    if (span[i].end <= span[i].start || (!is_first && span[i].start >= begin)) continue;
+    begin = span[i].start;
+    is_first = false;
+  }
+  for (int rank = 0; rank < sched->ranks; rank++) {
+    double clock = 0; // where an action that took no time is put
+    for (int64_t i = sim->first[rank]; i < sim->first[rank + 1]; i++) {
+      bool ran = span[i].end > span[i].start;
+      sim->span[i] = (SchedSpan){clock, clock, 0};
+      if (ran)
+        sim->span[i] = (SchedSpan){(span[i].start - begin) * scale, (span[i].end - begin) * scale,
+                                   span[i].waited * scale};
+      clock = sim->span[i].end;
+    }
+  }
+  sum_up(sched, &nothing, sim);
+  *out = sim;
+  return ST_OK;
+}
+
+// Mean times of a stage, by kind.
+typedef struct MeanTimes {
+  double time[ACTION_KINDS];
+  int count[ACTION_KINDS];
+} MeanTimes;
+
+static double mean_price(const void *user, Action action) {
+  const MeanTimes *mean = (const MeanTimes *)user + action.stage;
+  return mean->time[action.kind];
+}
+
+Status sched_mean_costs(SchedArena *arena, SchedCosts *out, const Sched *sched,
+                        const SchedSim *measured) {
+  size_t stages = (size_t)sched->copies * (size_t)sched->stages;
+  MeanTimes *mean = sched_alloc(arena, stages, sizeof *mean), all = {0};
+  if (!mean) return ST_ENOMEM;
+  for (int rank = 0; rank < sched->ranks; rank++) {
+    for (int i = 0; i < sched->row[rank].count; i++) {
+      Action action = sched->row[rank].action[i];
+      SchedSpan span = measured->span[measured->first[rank] + i];
+      if (action.stage < 0 || (size_t)action.stage >= stages) continue;
+      mean[action.stage].time[action.kind] += span.end - span.start;
+      mean[action.stage].count[action.kind]++;
+      all.time[action.kind] += span.end - span.start;
+      all.count[action.kind]++;
+    }
+  }
+  for (int kind = 0; kind < ACTION_KINDS; kind++) {
+    if (all.count[kind] > 0) all.time[kind] /= all.count[kind];
+    for (size_t stage = 0; stage < stages; stage++)
+      if (mean[stage].count[kind] > 0) mean[stage].time[kind] /= mean[stage].count[kind];
+  }
+  *out = sched_costs(0, 0, 0);
+  out->price = mean_price;
+  out->user = mean;
+  out->reduce_grad = all.time[ACTION_REDUCE_GRAD];
+  out->reduce_tied = all.time[ACTION_REDUCE_TIED];
+  out->step = all.time[ACTION_STEP];
   return ST_OK;
 }
 

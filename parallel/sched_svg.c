@@ -43,7 +43,7 @@ void sched_print_caption(const SchedOut *out, const SchedSim *sim, const SchedCo
 
 // ---- geometry --------------------------------------------------------------------------------
 
-enum { LANE = 26, PITCH = 30, MARGIN = 20, NAME = 58 };
+enum { LANE = 26, PITCH = 30, MARGIN = SCHED_MARGIN, NAME = 58 };
 
 double sched_shortest(const Sched *sched, const SchedSim *sim) {
   double least = sim->makespan;
@@ -131,6 +131,18 @@ static void print_action(const SchedOut *out, const SchedFrame *frame, int rank,
   sched_print(out, "</g>\n");
 }
 
+// A reduction or a step that takes time: a plain grey block.
+static void print_group(const SchedOut *out, const SchedFrame *frame, int rank, int index) {
+  SchedSpan span = frame->sim->span[frame->sim->first[rank] + index];
+  if (span.end <= span.start) return;
+  sched_print(out,
+              "<g><title>%s on rank %d, %g to %g</title><rect x=\"%.2g\" y=\"%.1g\" "
+              "width=\"%.2g\" height=\"%.1g\" fill=\"#aab0ba\"/></g>\n",
+              sched_name(frame->sched->row[rank].action[index]).text, rank, span.start, span.end,
+              frame->left + span.start * frame->scale, frame->top + rank * frame->pitch,
+              (span.end - span.start) * frame->scale, frame->lane);
+}
+
 void sched_svg_lanes(const SchedOut *out, const SchedFrame *frame) {
   for (int rank = 0; rank < frame->sched->ranks; rank++) {
     double y = frame->top + rank * frame->pitch;
@@ -138,9 +150,13 @@ void sched_svg_lanes(const SchedOut *out, const SchedFrame *frame) {
                 y + frame->lane / 2 + 4, rank);
     sched_print(out, "<rect x=\"%g\" y=\"%g\" width=\"%.1g\" height=\"%g\" fill=\"url(#idle)\"/>\n",
                 frame->left, y, frame->right - frame->left, frame->lane);
-    for (int i = 0; i < frame->sched->row[rank].count; i++)
-      if (action_resource(frame->sched->row[rank].action[i].kind) == USES_COMPUTE)
+    for (int i = 0; i < frame->sched->row[rank].count; i++) {
+      ActionKind kind = frame->sched->row[rank].action[i].kind;
+      if (action_resource(kind) == USES_COMPUTE)
         print_action(out, frame, rank, i);
+      else if (action_resource(kind) == USES_GROUP || kind == ACTION_STEP)
+        print_group(out, frame, rank, i);
+    }
   }
 }
 

@@ -138,6 +138,17 @@ check.test("ledger: idle time by cause, from spans as the simulator gives them",
   check.raises(function() gpipe:ledger(packed, { 1 }) end, "clocks%[2%] must be a number")
 end)
 
+check.test("compare: predicted above measured, and both steps", function()
+  local s = rille.schedule "1f1b":build { pp = 4, microbatches = 8 }
+  local spans = s:simulate { F = 0.01, I = 0.01, W = 0.01, hop = 0.002 }.spans
+  local svg, figures = s:compare(spans)
+  check.ok(svg:find(">predicted<", 1, true) and svg:find(">measured<", 1, true))
+  check.near({ figures.predicted, figures.predicted_bubble }, { 0.33, 0.09 }, 1e-9)
+  check.ok(figures.measured > 0.33)
+  check.near(select(2, s:compare(spans, nil, 0.002)).predicted, figures.measured, 1e-9)
+  check.raises(function() s:compare {} end, "spans%[1%] must have")
+end)
+
 check.test("text, csv, json, svg, html, trace: what rille schedule prints", function()
   local s = rille.schedule "interleaved":build { pp = 2, microbatches = 4, stages_per_rank = 3 }
   local program = (os.getenv "BUILD" or "build/release") .. "/rille"

@@ -463,6 +463,37 @@ START_TEST(live_bytes_follow_the_formula) {
 }
 END_TEST
 
+START_TEST(a_measured_step_has_the_figures_of_the_same_step_simulated) {
+  static const double stages[] = {1, 1.5, 0.5, 2, 1, 1};
+  SchedCosts costs = sched_costs(1, 1, 1), mean;
+  Sched *sched = lower(&arena, make(&arena, "zbv", 3, 2, 7, 0), NULL);
+  costs.stage_factor = stages;
+  costs.reduce_grad = 0.25, costs.step = 0.125;
+  SchedSim *sim = simulate(&arena, sched, &costs), *measured;
+  int64_t count = sim->first[3];
+  SchedSpan *span = sched_alloc(&arena, (size_t)count, sizeof *span);
+  for (int64_t i = 0; i < count; i++) // on another clock; what took no time was not measured
+    if (sim->span[i].end > sim->span[i].start)
+      span[i] = (SchedSpan){sim->span[i].start + 77, sim->span[i].end + 77, sim->span[i].waited};
+  ck_assert_int_eq(sched_measured(&arena, &measured, sched, span, 10), ST_OK);
+  ck_assert_double_eq_tol(measured->makespan, 10 * sim->makespan, 1e-9);
+  ck_assert_double_eq_tol(measured->makespan_bubble, 10 * sim->makespan_bubble, 1e-9);
+  ck_assert_double_eq_tol(measured->span_bubble, 10 * sim->span_bubble, 1e-9);
+  for (int rank = 0; rank < 3; rank++) {
+    ck_assert_double_eq_tol(measured->busy[rank], 10 * sim->busy[rank], 1e-9);
+    ck_assert_int_eq(measured->peak[rank], sim->peak[rank]);
+  }
+  // A simulation with its mean times is the step again.
+  ck_assert_int_eq(sched_mean_costs(&arena, &mean, sched, measured), ST_OK);
+  SchedSim *again = simulate(&arena, sched, &mean);
+  for (int64_t i = 0; i < count; i++)
+    if (span[i].end > span[i].start)
+      ck_assert_double_eq_tol(again->span[i].start, measured->span[i].start, 1e-9);
+  span[0].end = -1;
+  ck_assert_int_eq(sched_measured(&arena, &measured, sched, span, 1), ST_EVALUE);
+}
+END_TEST
+
 static void path_is_tight(SchedArena *a, const SchedType *type, int ranks, int chunks, int mbs) {
   Sched *sched = make(a, type->name, ranks, chunks, mbs, 0);
   SchedCosts costs = sched_costs(1, 1.5, 0.75);
@@ -609,6 +640,7 @@ Suite *sched_suite(void) {
   tcase_add_test(tcase, in_a_lowered_list_a_message_leaves_with_its_send);
   tcase_add_test(tcase, hanayo_leaves_a_place_for_every_deeper_chunk);
   tcase_add_test(tcase, live_bytes_follow_the_formula);
+  tcase_add_test(tcase, a_measured_step_has_the_figures_of_the_same_step_simulated);
   tcase_add_test(tcase, receives_posted_ahead_are_as_many_as_documented);
   tcase_add_test(tcase, names_and_aliases_are_found_in_any_case);
   tcase_add_test(tcase, sizes_that_a_schedule_does_not_allow_are_refused_with_the_valid_ones);

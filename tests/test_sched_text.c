@@ -323,6 +323,34 @@ static void svg_is_whole(SchedArena *a, const SchedType *type, int ranks, int ch
 START_TEST(an_svg_is_well_formed_and_draws_every_action) { each_case(svg_is_whole, 3, 3); }
 END_TEST
 
+static int count_of(const char *text, const char *words) {
+  int n = 0;
+  for (const char *at = text; (at = strstr(at, words)) != NULL; at++) n++;
+  return n;
+}
+
+START_TEST(predicted_and_measured_are_drawn_on_one_axis) {
+  SchedCosts costs = sched_costs(0.010, 0.012, 0.008), mean;
+  Sched *sched = lower(&arena, make(&arena, "zbv", 3, 2, 6, 0), &costs);
+  costs.hop = 0.003, costs.reduce_grad = 0.002;
+  SchedSim *slow = simulate(&arena, sched, &costs), *measured;
+  ck_assert_int_eq(sched_measured(&arena, &measured, sched, slow->span, 1000), ST_OK);
+  ck_assert_int_eq(sched_mean_costs(&arena, &mean, sched, measured), ST_OK);
+  SchedSim *predicted = simulate(&arena, sched, &mean);
+  SchedText text = {.arena = &arena};
+  SchedOut out = sched_text_out(&text);
+  sched_draw_compare(&out, sched, predicted, measured);
+  ck_assert_int_gt(elements(text.text), 2 * 3 * 3 * 2 * 6);
+  ck_assert_ptr_nonnull(strstr(text.text, ">predicted<"));
+  ck_assert_ptr_nonnull(strstr(text.text, ">measured<"));
+  ck_assert_ptr_nonnull(strstr(text.text, "% more than predicted"));
+  ck_assert_ptr_null(strstr(text.text, "nan"));
+  ck_assert_int_eq(count_of(text.text, "<title>5W5 on rank 0, "), 2);
+  ck_assert_int_eq(count_of(text.text, "<title>0REDUCE_GRAD on rank 0, "), 2);
+  ck_assert_int_eq(count_of(text.text, ">0</text>"), count_of(text.text, ">1</text>") + 1); // axis
+}
+END_TEST
+
 START_TEST(a_page_needs_nothing_from_elsewhere) {
   Sched *sched = make(&arena, "zbv", 4, 2, 8, 0);
   SchedCosts costs = sched_costs(1, 1, 1);
@@ -547,6 +575,7 @@ Suite *sched_text_suite(void) {
   tcase = tcase_create("drawings");
   tcase_add_checked_fixture(tcase, open_arena, close_arena);
   tcase_add_test(tcase, an_svg_is_well_formed_and_draws_every_action);
+  tcase_add_test(tcase, predicted_and_measured_are_drawn_on_one_axis);
   tcase_add_test(tcase, a_page_needs_nothing_from_elsewhere);
   tcase_add_test(tcase, a_name_with_markup_is_escaped);
   tcase_add_test(tcase, the_terminal_drawing_shows_times_to_scale);

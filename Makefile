@@ -181,7 +181,7 @@ ALLOC_WRAPS = $(foreach f,malloc calloc realloc strdup asprintf,-Wl$(,)--wrap=$f
 $B/tests: $(TEST_OBJ) $(LIB_OBJ) $B/links
 	$(call link,$(ALLOC_WRAPS) $(TEST_OBJ) $(LIB_OBJ) $(CHECK_LIBS) $(BLAS_LIBS) -lm -ldl -lpthread)
 # Several ranks: with the library itself, which the MPI plugins use too.
-$B/ranks: $O/tests/ranks.o $B/librille.so $B/links
+$B/ranks $B/bench_exec: $B/%: $O/tests/%.o $B/librille.so $B/links
 	$(call link,$(RPATH) $< -L$B -lrille -lm)
 $B/bench_kernels: $O/tests/bench_kernels.o $(LIB_OBJ) $B/links
 	$(call link,$< $(LIB_OBJ) $(BLAS_LIBS) -lm -ldl -lpthread)

@@ -322,11 +322,19 @@ static Status visit(Ctx *ctx, Backward *run, Node *node) {
   return status;
 }
 
+// After work of unit `unit`: the next is of unit `next`.
+static void tell(const Ctx *ctx, const Backward *run, int unit, int next) {
+  if (ctx->watch && next < unit && run->param_nodes.n == 0)
+    ctx->watch->done_above(ctx->watch->user, next);
+}
+
 static Status walk(Ctx *ctx, Backward *run, Heap *heap) {
   Status status = ST_OK;
+  bool tells = run->kind == BACKWARD_B && heap == &run->data_nodes;
   while (heap->n > 0 && status == ST_OK) {
     Node *node = heap_pop(heap);
     status = visit(ctx, run, node);
+    if (tells && heap->n > 0) tell(ctx, run, node->unit, heap->nodes[0]->unit);
     node_release(ctx, node);
   }
   return status;
@@ -418,6 +426,7 @@ Status backward_w(Ctx *ctx, Backward *run) {
       tensor_release(ctx, task->dout[i]);
       task->dout[i] = NULL;
     }
+    if (k + 1 < run->n_tasks) tell(ctx, run, task->node->unit, run->tasks[k + 1].node->unit);
   }
   if (status == ST_OK) status = walk(ctx, run, &run->param_nodes);
   ctx->grad_enabled = grad;

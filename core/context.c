@@ -92,6 +92,7 @@ Status ctx_random_call(Ctx *ctx, RandomCall *out) {
   int64_t ordinal = 0;
   TRY(ordinals_next(ctx, ctx->module, &ordinal));
   out->key = hash_mix(hash_string(ctx->module, ctx->seed), (uint64_t)ordinal);
+  out->key = hash_mix(out->key, (uint64_t)ctx->place.unit);
   out->first_sample = ctx->place.first_sample;
   out->n_samples = ctx->place.n_samples;
   out->step = ctx->place.step;

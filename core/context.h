@@ -21,12 +21,20 @@ typedef struct StepPlace {
   int64_t n_samples;    // samples in the microbatch; 0 outside a step
 } StepPlace;
 
-// How often each module has drawn in this microbatch: ordinals of its random calls.
+// How often each module has drawn in this unit and microbatch: ordinals of its random calls.
 typedef struct Ordinals {
   const char **module; // interned paths
   int64_t *count;
   int n, room;
 } Ordinals;
+
+// Told during B or W, as soon as it is sure, that this pass contributes nothing more to the
+// parameters of units above `unit`: their reduction may start while the rest runs. Not told where
+// parameter-only nodes wait for the end. Must not fail, and must not touch the graph.
+typedef struct UnitWatch {
+  void (*done_above)(void *user, int unit);
+  void *user;
+} UnitWatch;
 
 struct OpNeeds;
 struct CoreOps;
@@ -49,6 +57,7 @@ struct Ctx {
   Scope *scope;                   // innermost open scope; NULL outside a trainer step
   Arena *arena_i, *arena_w;       // of the running (stage, microbatch); NULL outside a trainer step
   SpanLog *spans;                 // NULL: not recorded
+  const UnitWatch *watch;         // of the next backward; NULL: nobody wants to know
   double flops;                   // of every op run, meta ones included
   const struct CoreOps *core_ops; // bound by ops_init
   struct OpNeeds *op_needs;       // by Op.id
@@ -65,8 +74,8 @@ void ctx_delete(Ctx *ctx);
 // A copy of `words` that lives as long as the context; equal words give the same pointer.
 const char *ctx_intern(Ctx *ctx, const char *words);
 
-// The key, first sample, samples and step of the next random call of the running module: the mask
-// it gives does not depend on microbatch, rank or schedule.
+// The key, first sample, samples and step of the next random call of the running module in the
+// running unit: the mask it gives does not depend on microbatch, rank or schedule.
 typedef struct RandomCall {
   uint64_t key;
   int64_t first_sample, n_samples, step;

@@ -260,6 +260,12 @@ Status weightset_new(Ctx *ctx, Param **params, int n, int group, int stage, int 
 
 Status param_place(Ctx *ctx, Param *param) {
   if (param->set) return ST_OK;
+  if (param->elsewhere)
+    return fail_hint(fail(ST_ESTATE, "parameter %s is not on this rank: it belongs to %s",
+                          param->name, param->elsewhere),
+                     "a module that uses a parameter of another one names it: `tied = \"%s\"`, or "
+                     "shared_parameters(); a whole model is called by trainer:predict(x)",
+                     param->name);
   WeightSet *set;
   TRY(weightset_new(ctx, &param, 1, 0, 0, 1, &set));
   weightset_release(ctx, set); // the parameter holds it now
@@ -356,6 +362,18 @@ Status weightset_finish_grads(Ctx *ctx, WeightSet *set) {
   for (int i = 0; i < set->n_params; i++)
     if (set->params[i]) TRY(finish_param(ctx, set->params[i]));
   return ST_OK;
+}
+
+Status weightset_finish_part(Ctx *ctx, WeightSet *set, int first, int n, Tensor **out) {
+  assert(first >= 0 && n > 0 && first + n <= set->n_params);
+  TRY(flat_grad(ctx, set));
+  for (int i = first; i < first + n; i++)
+    if (set->params[i]) TRY(finish_param(ctx, set->params[i]));
+  int64_t begin = set->params[first] ? set->params[first]->offset : 0, end = set->numel;
+  if (first + n < set->n_params && set->params[first + n]) end = set->params[first + n]->offset;
+  TensorSpec spec = {.dtype = set->grad_dtype, .ndim = 1, .shape = {end - begin}, .stride = {1}};
+  spec.offset = begin;
+  return tensor_alias(ctx, set->grad, &spec, out);
 }
 
 void weightset_zero_grads(WeightSet *set) {

@@ -46,7 +46,8 @@ typedef struct GradUse {
 // Owned by its canonical tensor: retaining that one retains the parameter.
 struct Param {
   char *name;
-  bool frozen; // wants no gradient
+  bool frozen;           // wants no gradient
+  const char *elsewhere; // interned: who holds it, where this rank does not; NULL: it may be placed
   Recipe recipe;
   Tensor *tensor;   // the canonical tensor (borrowed): shape, dtype, shard; storage once placed
   uint32_t version; // in-place writes by the script
@@ -92,7 +93,8 @@ uint64_t tensor_version(const Tensor *t, const Tensor *base);
 // recipe->data.
 Status param_recipe(Ctx *ctx, Param *param, const Recipe *recipe);
 
-// Gives it storage (a set of its own) and its initial value, if it has none yet.
+// Gives it storage (a set of its own) and its initial value, if it has none yet. Errors: ESTATE, if
+// another rank holds it.
 Status param_place(Ctx *ctx, Param *param);
 
 // The buffer that the gradient of `unit` goes to; *written says whether to add or to overwrite. The
@@ -112,6 +114,9 @@ WeightSet *weightset_retain(WeightSet *set);
 
 // Makes the flat gradient complete: sums uses, zeroes what was not written. Before norms and STEP.
 Status weightset_finish_grads(Ctx *ctx, WeightSet *set);
+// The same for params[first .. first + n - 1] alone; *out is their part of the flat gradient, with
+// the padding behind it: [m], owned by the caller.
+Status weightset_finish_part(Ctx *ctx, WeightSet *set, int first, int n, Tensor **out);
 // Forgets all gradients: the next contribution overwrites.
 void weightset_zero_grads(WeightSet *set);
 // A zeroed state array (index < MAX_OPT_STATE), made at first call.

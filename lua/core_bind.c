@@ -51,9 +51,11 @@ static int end_microbatch(lua_State *L) {
   return 0;
 }
 
+// set_unit(unit): random calls count from 0 again, since units may run on different ranks.
 static int set_unit(lua_State *L) {
   Rille *r = binding_of(L);
   r->ctx->place.unit = (int)integer_check(L, r, 1, "set_unit: the unit");
+  r->ctx->ordinals.n = 0;
   return 0;
 }
 
@@ -96,6 +98,16 @@ static int hash(lua_State *L) {
 static int seed(lua_State *L) {
   lua_pushinteger(L, (lua_Integer)binding_of(L)->ctx->seed);
   return 1;
+}
+
+// elsewhere(parameter, words): from here on touching its values says where it is instead; nil: it
+// is here.
+static int elsewhere(lua_State *L) {
+  Rille *r = binding_of(L);
+  const Tensor *t = tensor_check(L, r, 1, "elsewhere: the parameter");
+  if (!t->param) raise_value(L, r, "elsewhere: a parameter is wanted");
+  t->param->elsewhere = lua_isnoneornil(L, 2) ? NULL : ctx_intern(r->ctx, luaL_checkstring(L, 2));
+  return 0;
 }
 
 // tied_exchange(comm, parameter, units, ranks): every holder of a parameter gets the gradient
@@ -383,6 +395,7 @@ static const luaL_Reg core_functions[] = {
     {"hash", hash},
     {"seed", seed},
     {"tied_exchange", exchange},
+    {"elsewhere", elsewhere},
     {NULL, NULL},
 };
 

@@ -48,11 +48,35 @@ typedef struct Wgrad {
   Backward *run;
 } Wgrad;
 
+// A function of the script that is told of finished units.
+typedef struct Told {
+  Rille *r;
+  lua_State *L;
+  int fn; // stack index
+  Status status;
+} Told;
+
+static void tell_script(void *user, int unit) {
+  Told *told = user;
+  lua_State *L = told->L;
+  if (told->status != ST_OK || !lua_checkstack(L, 4)) return;
+  lua_pushvalue(L, told->fn);
+  lua_pushinteger(L, unit);
+  if (lua_pcall(L, 1, 0, 0) != LUA_OK) told->status = fail_script(L, told->r);
+  told->r->L = L;
+}
+
+// wgrad:run([fn]): fn(unit) is told when units above it are finished.
 static int wgrad_run(lua_State *L) {
   Rille *r = binding_of(L);
   Wgrad *w = box_check(L, r, 1, WGRAD);
   if (!w->run) raise_value(L, r, "run: this W half has run already");
+  Told told = {r, L, 2, ST_OK};
+  UnitWatch watch = {tell_script, &told};
+  if (lua_isfunction(L, 2)) r->ctx->watch = &watch;
   Status status = backward_w(r->ctx, w->run);
+  r->ctx->watch = NULL;
+  if (status == ST_OK) status = told.status;
   backward_delete(r->ctx, w->run);
   w->run = NULL;
   if (status != ST_OK) return raise_status(L, r, status, NULL, 0);
@@ -77,7 +101,8 @@ static int tensor_list(lua_State *L, Rille *r, int index, int n, Tensor **out) {
   return n;
 }
 
-// core.backward(outs, douts, "B" | "I"): I gives the W half, to be run with w:run().
+// core.backward(outs, douts, "B" | "I", fn): I gives the W half, to be run with w:run(); B tells
+// fn, if there is one, of finished units.
 static int core_backward(lua_State *L) {
   Rille *r = binding_of(L);
   Tensor *outs[OP_MAX_VARIADIC], *douts[OP_MAX_VARIADIC];
@@ -89,7 +114,12 @@ static int core_backward(lua_State *L) {
   if (lua_istable(L, 2)) tensor_list(L, r, 2, n, douts);
   const char *half = lua_isnoneornil(L, 3) ? "B" : string_check(L, r, 3, "backward: half");
   if (strcmp(half, "I") != 0) {
-    check_status(L, r, backward(r->ctx, outs, douts, n, BACKWARD_B, NULL));
+    Told told = {r, L, 4, ST_OK};
+    UnitWatch watch = {tell_script, &told};
+    if (lua_isfunction(L, 4)) r->ctx->watch = &watch;
+    Status status = backward(r->ctx, outs, douts, n, BACKWARD_B, NULL);
+    r->ctx->watch = NULL;
+    check_status(L, r, status == ST_OK ? told.status : status);
     return 0;
   }
   Wgrad *w = box_push(L, WGRAD, sizeof *w);

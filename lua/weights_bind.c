@@ -64,6 +64,20 @@ static int set_finish_grads(lua_State *L) {
   return 0;
 }
 
+// finish_part(first, n): parameters from first (counted from 1) on -> their part of the gradient.
+static int set_finish_part(lua_State *L) {
+  Rille *r = binding_of(L);
+  WeightSet *set = set_of(L, r);
+  int64_t first = integer_check(L, r, 2, "finish_part: first");
+  int64_t n = integer_check(L, r, 3, "finish_part: n");
+  if (first < 1 || n < 1 || first - 1 + n > set->n_params)
+    raise_value(L, r, "finish_part: the set has %d parameters", set->n_params);
+  Tensor *out;
+  check_status(L, r, weightset_finish_part(r->ctx, set, (int)first - 1, (int)n, &out));
+  push_owned(L, r, out);
+  return 1;
+}
+
 // A flat array as a tensor over the same bytes.
 static int push_flat(lua_State *L, Rille *r, Tensor *flat) {
   Tensor *out;
@@ -248,6 +262,7 @@ static int fingerprint(lua_State *L) {
 static const luaL_Reg methods[] = {
     {"zero_grads", set_zero_grads},
     {"finish_grads", set_finish_grads},
+    {"finish_part", set_finish_part},
     {"flat", set_flat},
     {"grad", set_grad},
     {"state", set_state},

@@ -259,6 +259,7 @@ static Status run(Exec *exec, int forward_mbs) {
     }
   }
   exec->now = NULL;
+  comm_doing("the script");
   return finish(exec);
 }
 

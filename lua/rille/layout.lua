@@ -17,7 +17,8 @@ local Layout = {}
 Layout.__index = Layout
 
 local parallel_names = {
-  "comm", "dp", "group", "pipeline", "pp", "split", "stages_per_rank", "stall_timeout", "tp",
+  "bucket", "comm", "dp", "group", "pipeline", "pp", "split", "stages_per_rank", "stall_timeout",
+  "tp",
 }
 
 -- ---- options
@@ -218,6 +219,8 @@ local function hold(self)
       p.ranks[rank] = true
     end
     p.owner = self.sched:holder(p.stages[1]) -- who counts it in norms and writes it to checkpoints
+    core.elsewhere(p.tensor, not p.is_here and ("stage %d, on rank %d of the pipeline"):format(
+      p.stages[1], p.owner) or nil)
   end
 end
 
@@ -236,6 +239,7 @@ function layout.new(model, parallel, n_global, micro)
     fail("batch.global = %d samples cannot feed dp = %d replicas: give each at least one", n_global,
       self.dp)
   end
+  self.bucket = positive("bucket", parallel.bucket, 4 << 20) -- bytes of a reduction
   self.stages_per_rank = positive("stages_per_rank", parallel.stages_per_rank, nil)
   self.units = units_of(model, self.pp)
   self.first_sample, self.n_samples = layout.share(n_global, self.dp, self.mesh:at("dp"))

@@ -175,9 +175,10 @@ end
 ---  groups = {{match = "wte", lr = 0.1, weight_decay = 0}, {weight_decay = 0.1}}}. A group's lr is
 --- a factor.
 --- An entry of `named` may say more, where a model lies on several ranks: place (parameters of
---- one place share a flat set), order (in the whole model), is_counted (false: another rank counts
---- it in the norm). others: replicas (sets are padded so that they divide), combine (a function
---- from this rank's list of {order, norm} to the whole model's, in order).
+--- one place share a flat set), unit (the first that uses it), order (in the model), is_counted
+--- (false: another rank counts it in the norm). others: replicas (sets are padded so that they
+--- divide), combine (a function from this rank's list of {order, norm} to the whole model's, in
+--- order).
 ---@param named table[]
 ---@param spec table|string
 ---@param others table?
@@ -227,12 +228,14 @@ function Optimizer:gather()
     local g = group_of(self.groups, name, p)
     local key = g .. " " .. p:dtype() .. " " .. (entry.place or "")
     if not by_key[key] then
-      by_key[key] = { group = self.groups[g], params = {}, names = {}, place = entry.place }
+      by_key[key] = { group = self.groups[g], params = {}, names = {}, units = {},
+        place = entry.place }
       table.insert(self.sets, by_key[key])
     end
     local part = by_key[key]
     table.insert(part.params, p)
     table.insert(part.names, name)
+    table.insert(part.units, entry.unit or 0)
     table.insert(self.places, { name = name, part = part, index = #part.params, entry = entry })
   end
   for i, part in ipairs(self.sets) do

@@ -196,6 +196,64 @@ local function forward(self, stage, mb, ins)
   return outs
 end
 
+-- ---- what is reduced
+
+-- The buckets of what a stage or a group of stages reduces: runs of parameters in a set, the last
+-- units first, each of about `size` bytes: {set, first, n, unit}; `unit` is the lowest that uses
+-- one.
+local function buckets_of(sets, size)
+  local list = {}
+  for _, part in ipairs(sets) do
+    local bucket, bytes
+    for i = #part.params, 1, -1 do
+      local p = part.params[i]
+      if not bucket or bytes >= size then
+        bucket, bytes = { set = part.set, first = i, n = 0, unit = math.huge }, 0
+        table.insert(list, bucket)
+      end
+      bucket.first, bucket.n = i, bucket.n + 1
+      bucket.unit = math.min(bucket.unit, part.units[i])
+      bytes = bytes + p:numel() * (p:dtype() == "f64" and 8 or 4)
+    end
+  end
+  for i, bucket in ipairs(list) do bucket.order = i end
+  table.sort(list, function(a, b)
+    if a.unit ~= b.unit then return a.unit > b.unit end
+    return a.order < b.order
+  end)
+  return list
+end
+
+-- Starts what is ready, in the common order (inv. 3).
+local function start_ready(self)
+  while self.next_bucket <= #self.buckets do
+    local bucket = self.buckets[self.next_bucket]
+    if not bucket.is_ready then return end
+    self.next_bucket = self.next_bucket + 1
+    local grad = bucket.set:finish_part(bucket.first, bucket.n)
+    if self.layout.dp > 1 then
+      table.insert(self.started, self.dp_comm:all_reduce_start(grad))
+    end
+  end
+end
+
+-- The last contribution to a stage or group has been made, or to its units above `unit`.
+local function mark_ready(self, kind, index, unit)
+  for _, bucket in ipairs(self.buckets) do
+    if bucket.kind == kind and bucket.index == index and (not unit or bucket.unit > unit) then
+      bucket.is_ready = true
+    end
+  end
+  start_ready(self)
+end
+
+-- What the last backward of a stage tells of finished units; nothing where nobody waits for them.
+local function teller(self, stage)
+  self.left[stage] = self.left[stage] - 1
+  if self.left[stage] > 0 or self.layout.dp == 1 then return nil end
+  return function(unit) mark_ready(self, "stage", stage, unit) end
+end
+
 -- ---- backward
 
 -- Roots of a stage's backward and their gradients: the loss, what other stages sent back (the
@@ -232,7 +290,8 @@ local function backward(self, stage, mb, half, douts, note)
   local piece, live = now.pieces[mb + 1], self.live[stage][mb]
   core.begin_microbatch(mb, piece.at, piece.n)
   local outs, seeds = roots_of(self, live, douts, piece)
-  if #outs > 0 then live.wgrad = core.backward(outs, seeds, half) end
+  local tell = half == "B" and teller(self, stage) or nil
+  if #outs > 0 then live.wgrad = core.backward(outs, seeds, half, tell) end
   core.release(live.sum)
   for _, added in ipairs(live.added) do core.release(added.value) end
   live.outs, live.sum, live.added = nil, nil, nil
@@ -246,32 +305,11 @@ end
 local function wgrad(self, stage, mb)
   local live = self.live[stage][mb]
   self.live[stage][mb] = nil
-  if live.wgrad then live.wgrad:run() end
+  local tell = teller(self, stage)
+  if live.wgrad then live.wgrad:run(tell) end
 end
 
 -- ---- reductions
-
--- Starts what is ready, in the common order (inv. 3).
-local function start_ready(self)
-  local order = self.reductions
-  while order[self.next_reduction] and order[self.next_reduction].is_ready do
-    local item = order[self.next_reduction]
-    self.next_reduction = self.next_reduction + 1
-    for _, part in ipairs(self.sets_of(item)) do
-      part.set:finish_grads()
-      if self.layout.dp > 1 then
-        table.insert(self.started, self.dp_comm:all_reduce_start(part.set:grad()))
-      end
-    end
-  end
-end
-
-local function mark_ready(self, kind, index)
-  for _, item in ipairs(self.reductions) do
-    if item.kind == kind and item.index == index then item.is_ready = true end
-  end
-  start_ready(self)
-end
 
 local function reduce_tied(self, group)
   local tied = self.layout.tied[group + 1]
@@ -305,14 +343,21 @@ local function make_tied_groups(self)
   end
 end
 
--- The order in which this pipeline rank's reductions become ready, the same for all replicas.
-local function order_of_reductions(self)
+-- The order in which this pipeline rank's buckets become ready, the same for all replicas.
+local function order_of_buckets(self, optimizer)
   local list = {}
+  local kinds = { REDUCE_GRAD = "stage", REDUCE_TIED = "tied" }
   for _, action in ipairs(self.layout.sched:row(self.layout.rank)) do
-    if action.kind == "REDUCE_GRAD" then
-      table.insert(list, { kind = "stage", index = action.stage })
-    elseif action.kind == "REDUCE_TIED" then
-      table.insert(list, { kind = "tied", index = action.mb })
+    local kind = kinds[action.kind]
+    if kind then
+      local index, sets = kind == "stage" and action.stage or action.mb, {}
+      for _, part in ipairs(optimizer.sets) do
+        if part.place == kind .. " " .. index then table.insert(sets, part) end
+      end
+      for _, bucket in ipairs(buckets_of(sets, self.layout.bucket)) do
+        bucket.kind, bucket.index = kind, index
+        table.insert(list, bucket)
+      end
     end
   end
   return list
@@ -430,9 +475,9 @@ function Pipeline:forward_backward(batch, at)
   local l = self.layout
   self.now = { batch = batch, pieces = pieces_of(self, batch, at), added = {},
     samples = pipeline.samples_of(batch) }
-  self.next_reduction, self.started = 1, {}
-  for _, item in ipairs(self.reductions) do item.is_ready = false end
-  for _, stage in ipairs(l.local_stages) do self.live[stage] = {} end
+  self.next_bucket, self.started = 1, {}
+  for _, bucket in ipairs(self.buckets) do bucket.is_ready = false end
+  for _, stage in ipairs(l.local_stages) do self.live[stage], self.left[stage] = {}, l.m end
   nn.staged_updates = {}
   self.exec:run()
   for _, reduction in ipairs(self.started) do reduction:wait() end
@@ -584,20 +629,14 @@ function Pipeline:optimizer(spec)
   for _, p in ipairs(l.params) do
     if p.is_here then
       table.insert(named, { p.name, p.tensor, order = p.index, is_counted = p.owner == l.rank,
-        place = p.tied and "tied " .. p.group or "stage " .. p.stages[1] })
+        place = p.tied and "tied " .. p.group or "stage " .. p.stages[1], unit = p.units[1] })
     end
   end
   local optimizer = optim.new(named, spec, {
     replicas = l.dp,
     combine = l.pp > 1 and function(norms) return combine_norms(self, norms) end or nil,
   })
-  self.sets_of = function(item)
-    local list, place = {}, item.kind .. " " .. item.index
-    for _, part in ipairs(optimizer.sets) do
-      if part.place == place then table.insert(list, part) end
-    end
-    return list
-  end
+  self.buckets = order_of_buckets(self, optimizer)
   return optimizer
 end
 
@@ -649,7 +688,7 @@ function pipeline.new(options)
   local self = setmetatable({
     layout = l, loss = options.loss, recompute = options.recompute, live = {},
     all = l.mesh:all(), pp_comm = l.mesh:group("pp"), dp_comm = l.mesh:group("dp"),
-    edge_names = {}, edges_from = {}, sets_of = function() return {} end,
+    edge_names = {}, edges_from = {}, left = {}, buckets = {},
   }, Pipeline)
   self.has_loss = l.sched:holder(l.n_stages - 1) == l.rank
   for stage = 0, l.n_stages - 1 do self.edge_names[stage], self.edges_from[stage] = {}, {} end
@@ -659,7 +698,6 @@ function pipeline.new(options)
   end
   for _, stage in ipairs(l.local_stages) do self.live[stage] = {} end
   make_tied_groups(self)
-  self.reductions = order_of_reductions(self)
   make_exec(self)
   return self
 end

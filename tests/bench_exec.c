@@ -1,0 +1,244 @@
+// bench_exec - the executor against the simulator: stages that sleep instead of computing, so that
+// 8 ranks can be timed on few cores; and what an action costs where stages take no time.
+//
+//     mpirun -n 8 bench_exec [--ms 5] [--rounds 3] [--json]
+//
+// For each schedule, p and m: the simulated makespan, the best and the median measured one over it,
+// and the median distance of an action's start from the simulator's. All ranks are on one machine,
+// so that their clocks agree.
+#include "core/poll.h"
+#include "core/spans.h"
+#include "ops/ops.h"
+#include "parallel/exec.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+enum { MAX_ROUNDS = 64 };
+
+typedef struct Options {
+  double seconds; // of one F, I or W of a chunk
+  int rounds;
+  bool json;
+} Options;
+
+typedef struct Stage {
+  Ctx *ctx;
+  double seconds;
+} Stage;
+
+// Sleeps, and lets messages move on as kernels do between their blocks.
+static void work(double seconds) {
+  double end = clock_now() + seconds;
+  for (double left; (left = end - clock_now()) > 0;) {
+    poll_run();
+    double nap = left < 5e-4 ? left : 5e-4;
+    struct timespec t = {0, (long)(nap * 1e9)};
+    nanosleep(&t, NULL);
+  }
+}
+
+static Status put(Stage *stage, Port *port) {
+  port->parcel->n = 1;
+  port->parcel->wants_grad[0] = true;
+  return tensor_scalar(stage->ctx, DT_F32, 1, &port->parcel->value[0]);
+}
+
+static Status forward(void *user, StageCall *call) {
+  Stage *stage = user;
+  work(stage->seconds);
+  return call->n_out ? put(stage, &call->out[0]) : ST_OK;
+}
+
+static Status backward(void *user, StageCall *call) {
+  Stage *stage = user;
+  work(call->kind == ACTION_I ? stage->seconds : 2 * stage->seconds);
+  return call->n_in ? put(stage, &call->in[0]) : ST_OK;
+}
+
+static Status wgrad(void *user, int stage, int mb) {
+  (void)stage;
+  (void)mb;
+  work(((Stage *)user)->seconds);
+  return ST_OK;
+}
+
+// ---- one case
+
+typedef struct Case {
+  const SchedType *type;
+  int p, m;
+  double seconds;
+} Case;
+
+typedef struct Result {
+  double predicted, measured, start_error; // seconds; start_error: this rank's median
+  int actions;                             // on this rank
+} Result;
+
+static int compare(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+static double median(double *values, int n) {
+  qsort(values, (size_t)n, sizeof *values, compare);
+  return n ? values[n / 2] : 0;
+}
+
+static double largest(Comm *comm, double value) {
+  (void)comm_all_reduce(comm, &value, 1, DT_F64, REDUCE_MAX);
+  return value;
+}
+
+// Compares starts with the simulation of the same list, both from the first start on any rank.
+static void measure(Comm *comm, const Exec *exec, const Sched *lowered, const SchedSim *sim,
+                    Result *out) {
+  const SchedRow *row = &lowered->row[comm->rank];
+  const ExecSpan *span = exec_spans(exec);
+  const SchedSpan *plan = sim->span + sim->first[comm->rank];
+  double *errors = calloc((size_t)row->count + 1, sizeof *errors);
+  double first = 0, last = 0;
+  int n = 0;
+  for (int i = 0; i < row->count; i++) {
+    if (action_resource(row->action[i].kind) != USES_COMPUTE) continue;
+    if (n++ == 0) first = span[i].start;
+    last = span[i].end;
+  }
+  double begin = -largest(comm, -first), end = largest(comm, last);
+  n = 0;
+  for (int i = 0; i < row->count && errors; i++)
+    if (action_resource(row->action[i].kind) == USES_COMPUTE)
+      errors[n++] = fabs(span[i].start - begin - plan[i].start);
+  *out = (Result){sim->makespan, end - begin, median(errors, n), n};
+  free(errors);
+}
+
+static Status run_case(Ctx *ctx, Comm *comm, const Case *c, int rounds, Result *out) {
+  SchedArena arena;
+  Sched *sched, *lowered;
+  SchedReport *report;
+  SchedSim *sim;
+  Exec *exec = NULL;
+  Status status;
+  Stage stage = {ctx, c->seconds};
+  sched_heap_open(&arena);
+  SchedCase sizes = {.ranks = c->p, .mbs = c->m};
+  TRY_TO(done, sched_generate(&arena, &sched, c->type, &sizes));
+  double whole = c->seconds * sched->chunks;
+  SchedCosts costs = sched_costs(whole, whole, whole);
+  TRY_TO(done, sched_lower(&arena, &lowered, sched, &costs));
+  TRY_TO(done, sched_check(&arena, &report, lowered));
+  TRY_TO(done, sched_simulate(&arena, &sim, lowered, &costs));
+  ExecOptions options = {.ctx = ctx,
+                         .comm = comm,
+                         .sched = lowered,
+                         .report = report,
+                         .ops = {forward, backward, wgrad, NULL, NULL, NULL},
+                         .user = &stage};
+  TRY_TO(done, exec_new(&options, &exec));
+  for (int round = 0; round < rounds; round++) {
+    TRY_TO(done, comm_barrier(comm));
+    TRY_TO(done, exec_run(exec));
+    measure(comm, exec, lowered, sim, &out[round]);
+  }
+done:
+  exec_free(exec);
+  sched_heap_close(&arena);
+  return status;
+}
+
+static void print_case(Comm *comm, const Case *c, const Options *o, Result *result) {
+  double ratio[MAX_ROUNDS], error[MAX_ROUNDS];
+  for (int round = 0; round < o->rounds; round++) {
+    ratio[round] = result[round].measured / result[round].predicted;
+    error[round] = largest(comm, result[round].start_error);
+  }
+  if (comm->rank > 0) return;
+  double middle = median(ratio, o->rounds), off = median(error, o->rounds);
+  if (o->json)
+    printf("{\"schedule\":\"%s\",\"p\":%d,\"m\":%d,\"ms\":%g,\"predicted\":%.6f,\"best\":%.4f,"
+           "\"median\":%.4f,\"start_error\":%.6f}\n",
+           c->type->name, c->p, c->m, c->seconds * 1e3, result[0].predicted, ratio[0], middle, off);
+  else
+    printf("%-12s p %d  m %2d  %7.1f ms predicted   x %.4f best  x %.4f median   starts off by "
+           "%.2f ms\n",
+           c->type->name, c->p, c->m, result[0].predicted * 1e3, ratio[0], middle, off * 1e3);
+  fflush(stdout);
+}
+
+// ---- what an action costs
+
+static Status print_overhead(Ctx *ctx, Comm *comm, const Options *o) {
+  Case c = {sched_find("1f1b"), comm->size, 64, 0};
+  Result result[MAX_ROUNDS];
+  TRY(run_case(ctx, comm, &c, o->rounds, result));
+  double each[MAX_ROUNDS];
+  for (int round = 0; round < o->rounds; round++)
+    each[round] = result[round].measured / result[round].actions * 1e6;
+  if (comm->rank == 0)
+    printf(o->json ? "{\"overhead_us\":%.2f,\"p\":%d}\n"
+                   : "an action that takes no time costs %.2f us on %d rank(s)\n",
+           median(each, o->rounds), comm->size);
+  return ST_OK;
+}
+
+static Status run_all(Ctx *ctx, Comm *world, const Options *o) {
+  static const char *const names[] = {"1f1b", "interleaved", "zb-h1", "zbv"};
+  static const int ms[] = {16, 32};
+  for (int p = 1; p <= world->size; p *= 2) {
+    Comm *group;
+    TRY(comm_split(world, world->rank < p ? 0 : -1, world->rank, &group));
+    if (group && p <= 2) TRY(print_overhead(ctx, group, o));
+    for (int k = 0; group && p >= 4 && k < 4; k++) {
+      for (int i = 0; i < 2; i++) {
+        Case c = {sched_find(names[k]), p, ms[i], o->seconds};
+        Result result[MAX_ROUNDS];
+        TRY(run_case(ctx, group, &c, o->rounds, result));
+        print_case(group, &c, o, result);
+      }
+    }
+    if (group) comm_free(group);
+    TRY(comm_barrier(world));
+  }
+  return ST_OK;
+}
+
+static bool parse(int argc, char **argv, Options *o) {
+  for (int i = 1; i < argc; i++) {
+    if (strcmp(argv[i], "--json") == 0)
+      o->json = true;
+    else if (strcmp(argv[i], "--ms") == 0 && i + 1 < argc)
+      o->seconds = atof(argv[++i]) * 1e-3;
+    else if (strcmp(argv[i], "--rounds") == 0 && i + 1 < argc)
+      o->rounds = atoi(argv[++i]);
+    else
+      return false;
+  }
+  return o->rounds >= 1 && o->rounds <= MAX_ROUNDS && o->seconds >= 0;
+}
+
+int main(int argc, char **argv) {
+  Options o = {.seconds = 5e-3, .rounds = 3};
+  Ctx *ctx = NULL;
+  Comm *world = NULL;
+  if (!parse(argc, argv, &o)) {
+    fprintf(stderr, "usage: bench_exec [--ms MS] [--rounds N] [--json]\n");
+    return 2;
+  }
+  prctl(PR_SET_TIMERSLACK, 1);
+  Status status = comm_world(&world);
+  if (status == ST_OK) status = ctx_new(0, &ctx);
+  if (status == ST_OK) status = ops_init(ctx);
+  if (status == ST_OK) status = run_all(ctx, world, &o);
+  if (status != ST_OK) fprintf(stderr, "bench_exec: %s\n", status_message());
+  if (status != ST_OK && world) comm_fatal(world, 1);
+  comm_world_close(world);
+  ctx_delete(ctx);
+  return status != ST_OK;
+}

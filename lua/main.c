@@ -1,4 +1,5 @@
 // main - the program `rille`: scripts, one-liners, the prompt, and small tools.
+#include "lua/launch.h"
 #include "lua/runner.h"
 #include "lua/sched_bind.h"
 
@@ -16,15 +17,22 @@
 #include <unistd.h>
 
 // X(name, default, meaning): every environment variable that Rille reads.
-#define ENVIRONMENT_LIST(X)                                                                     \
-  X("RILLE_CPU", "the best there is", "CPU kernels: plain, avx2 or avx512")                     \
-  X("RILLE_THREADS", "the cores, shared by the ranks here", "threads of the CPU kernels")       \
-  X("OMP_NUM_THREADS", "", "the same, where RILLE_THREADS is not set")                          \
-  X("RILLE_WAIT", "active if the threads fit the cores", "how threads wait: active or passive") \
-  X("RILLE_FAULT_WRITE", "", "[part of a path:]n: the n-th system call of a file writer fails") \
-  X("XDG_STATE_HOME", "~/.local/state", "the prompt keeps its history there")                   \
-  X("NO_COLOR", "", "if set, no colours on the terminal")                                       \
-  X("TERM, COLORTERM", "", "which colours the terminal has")                                    \
+#define ENVIRONMENT_LIST(X)                                                                        \
+  X("RILLE_CPU", "the best there is", "CPU kernels: plain, avx2 or avx512")                        \
+  X("RILLE_THREADS", "the cores, shared by the ranks here", "threads of the CPU kernels")          \
+  X("OMP_NUM_THREADS", "", "the same, where RILLE_THREADS is not set")                             \
+  X("RILLE_WAIT", "active if the threads fit the cores", "how threads wait: active or passive")    \
+  X("RILLE_MPI", "Open MPI if it is there", "what rille -n starts: openmpi or mpich")              \
+  X("RILLE_STALL_TIMEOUT", "300", "seconds without a sign of life after which a rank has stalled") \
+  X("RILLE_FAKE_NODE", "the host's name", "for tests: a name, rank%n or rank/n, as this node")     \
+  X("RILLE_FAKE_CLOCK", "", "for tests: rank:seconds,... by which clocks are off")                 \
+  X("RILLE_FAKE_LINK", "", "for tests: milliseconds that each message takes at least")             \
+  X("RILLE_FAKE_SLOW", "", "for tests: rank:factor,... by which actions take longer")              \
+  X("RILLE_TEST_PIECE", "1 GiB", "for tests: bytes of the pieces of a long message")               \
+  X("RILLE_FAULT_WRITE", "", "[part of a path:]n: the n-th system call of a file writer fails")    \
+  X("XDG_STATE_HOME", "~/.local/state", "the prompt keeps its history there")                      \
+  X("NO_COLOR", "", "if set, no colours on the terminal")                                          \
+  X("TERM, COLORTERM", "", "which colours the terminal has")                                       \
   X("COLUMNS", "120", "width of drawings that do not go to a terminal")
 
 static const char usage[] =
@@ -32,6 +40,7 @@ static const char usage[] =
     "rille script.lua [argument...]  run a script (its own --help lists its options)\n"
     "rille -e CODE [argument...]     run CODE and print what it returns\n"
     "rille -i [script.lua]           run the script, then the prompt\n"
+    "rille -n N script.lua ...       run N ranks of it on this machine (starts mpirun)\n"
     "rille info                      devices, libraries, versions\n"
     "rille schedule NAME|x.lua ...   draw, check and simulate a pipeline schedule\n"
     "rille --version, rille --help\n"
@@ -43,7 +52,7 @@ static const char usage[] =
 static int help(void) {
   fputs(usage, stdout);
 #define X(name, fallback, meaning)                                             \
-  printf("  %-18s %s%s%s%s\n", name, meaning, *fallback ? " (" : "", fallback, \
+  printf("  %-19s %s%s%s%s\n", name, meaning, *fallback ? " (" : "", fallback, \
          *fallback ? ")" : "");
   ENVIRONMENT_LIST(X)
 #undef X
@@ -82,8 +91,7 @@ static int run_script(lua_State *L, int argc, char **argv, int script) {
   add_script_folder(L, argv[script]);
   if (access(argv[script], R_OK) != 0) {
     lua_pushfstring(L, "there is no script %s", argv[script]);
-    runner_report(L);
-    return EXIT_USAGE;
+    return runner_report_as(L, EXIT_USAGE);
   }
   runner_strict(L);
   if (luaL_loadfile(L, argv[script]) != LUA_OK) return runner_report(L);
@@ -145,13 +153,19 @@ typedef struct Start {
   int code;
 } Start;
 
+static int no_prompt(lua_State *L) {
+  lua_pushstring(L, "the prompt is for one process: give a script");
+  return runner_report_as(L, EXIT_USAGE);
+}
+
 static int dispatch(lua_State *L, int argc, char **argv) {
-  if (argc < 2) return repl_run(L);
+  if (argc < 2) return runner_rille(L)->world > 1 ? no_prompt(L) : repl_run(L);
   const char *word = argv[1];
   if (strcmp(word, "info") == 0) return info(L);
   if (strcmp(word, "-e") == 0)
     return argc < 3 ? usage_error("-e wants code", "") : run_code(L, argc, argv, 2);
   if (strcmp(word, "-i") == 0) {
+    if (runner_rille(L)->world > 1) return no_prompt(L);
     int code = argc > 2 ? run_script(L, argc, argv, 2) : 0;
     return code ? code : repl_run(L);
   }
@@ -187,6 +201,7 @@ int main(int argc, char **argv) {
   if (ops_environment() != ST_OK || file_environment() != ST_OK)
     return usage_error(status_message(), "");
   if (argc > 1 && strcmp(argv[1], "schedule") == 0) return schedule_tool(argc, argv);
+  if (argc > 1 && strcmp(argv[1], "-n") == 0) return launch_main(argc, argv, 2);
   Comm *world; // a launched rank learns at once whether its launcher fits
   if (comm_world(&world) != ST_OK) return no_world();
   lua_State *L = runner_new(argv[0]);

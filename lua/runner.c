@@ -207,10 +207,14 @@ int runner_call(lua_State *L, int n_args, int n_results) {
 }
 
 int runner_report(lua_State *L) {
-  const char *words = lua_tostring(L, -1);
   lua_getfield(L, LUA_REGISTRYINDEX, "rille.exit_code");
   int code = lua_isinteger(L, -1) ? (int)lua_tointeger(L, -1) : EXIT_ERROR;
   lua_pop(L, 1);
+  return runner_report_as(L, code);
+}
+
+int runner_report_as(lua_State *L, int code) {
+  const char *words = lua_tostring(L, -1);
   fflush(stdout);
   if (!words) words = "an error without words";
   comm_fatal_words(words, code); // returns in a world of one

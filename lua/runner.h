@@ -29,6 +29,7 @@ int runner_call(lua_State *L, int n_args, int n_results);
 // Writes the message on top to stderr and pops it. Returns the exit code: 1, or what an error that
 // is a table says in its field `code`. With several ranks: reports the cause and ends the job.
 int runner_report(lua_State *L);
+int runner_report_as(lua_State *L, int code);
 
 // A table as "{1, 2, x = 3}", short: a C function of one argument.
 int runner_describe_table(lua_State *L);

@@ -142,7 +142,10 @@ static Status learn_places(Comm *world) {
   return ST_OK;
 }
 
-static void at_exit(void) { comm_world_close(process.world); }
+// A transport that learns of another rank's abort may call exit itself: it must not be entered.
+static void at_exit(void) {
+  if (process.n_inside == 0) comm_world_close(process.world);
+}
 
 // Makes the groups of all ranks, over what the transport opened as `opened`.
 static Status found_world(const Comm *opened) {
@@ -227,17 +230,26 @@ const CommPlace *comm_place(const Comm *comm, int rank) {
 Status comm_send(Comm *comm, int peer, int channel, const void *data, size_t bytes, Stream *stream,
                  CommRequest **out) {
   assert(peer >= 0 && peer < comm->size && channel >= 0 && channel < CHANNEL_CONTROL);
-  return comm->vtable->send(comm, peer, channel, data, bytes, stream, out);
+  process.n_inside++;
+  Status status = comm->vtable->send(comm, peer, channel, data, bytes, stream, out);
+  process.n_inside--;
+  return status;
 }
 
 Status comm_recv(Comm *comm, int peer, int channel, void *data, size_t bytes, Stream *stream,
                  CommRequest **out) {
   assert(peer >= 0 && peer < comm->size && channel >= 0 && channel < CHANNEL_CONTROL);
-  return comm->vtable->recv(comm, peer, channel, data, bytes, stream, out);
+  process.n_inside++;
+  Status status = comm->vtable->recv(comm, peer, channel, data, bytes, stream, out);
+  process.n_inside--;
+  return status;
 }
 
 Status comm_test(Comm *comm, CommRequest *request, bool *done) {
-  return comm->vtable->test(comm, request, done);
+  process.n_inside++;
+  Status status = comm->vtable->test(comm, request, done);
+  process.n_inside--;
+  return status;
 }
 
 Status comm_wait(Comm *comm, CommRequest *request) {
@@ -254,7 +266,7 @@ Status comm_wait_all(Comm *comm, CommRequest **requests, const int *peers, int n
       continue;
     }
     bool done;
-    Status status = comm->vtable->test(comm, requests[i], &done);
+    Status status = comm_test(comm, requests[i], &done);
     if (status != ST_OK || done) requests[i] = NULL;
     if (status != ST_OK) return status;
     if (done) continue;
@@ -269,8 +281,24 @@ void comm_listen(void) {
   CommNotice notice;
   int from;
   Comm *world = process.world;
-  for (int n = 0; n < MAX_NOTICES && world->vtable->poll(world, &notice, &from); n++)
+  for (int n = 0; n < MAX_NOTICES; n++) {
+    process.n_inside++;
+    bool got = world->vtable->poll(world, &notice, &from);
+    process.n_inside--;
+    if (!got) return;
     comm_notice(from, &notice);
+  }
+}
+
+void comm_say(int to, const CommNotice *notice) {
+  process.n_inside++;
+  process.world->vtable->say(process.world, to, notice);
+  process.n_inside--;
+}
+
+void comm_abort(int code) {
+  process.n_inside++;
+  process.world->vtable->abort(process.world, code);
 }
 
 void comm_progress(void) {

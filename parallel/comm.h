@@ -115,6 +115,8 @@ typedef struct Launch {
   int rank, world, local_rank, local_world;
 } Launch;
 void launch_read(Launch *out);
+// Whether the plugin for an MPI ("openmpi", "mpich") was built.
+bool launch_has_plugin(const char *plugin);
 
 // The world: of the launcher that started us, or of one rank; the same at every call, never freed.
 // Errors: ECOMM, with what to do: the plugin is missing, the launcher says 8 and MPI says 1 (the

@@ -15,6 +15,7 @@ enum {
   NOTICE_ALIVE,   // the answer, also of a rank that has left
   NOTICE_LEFT,    // ... its script has ended
   NOTICE_FAILING, // the sender is about to report a failure and to end the job
+  NOTICE_VICTIM,  // the sender has failed too, later
 };
 
 // What this rank knows about another.
@@ -23,7 +24,8 @@ typedef struct CommPeer {
   double heard_at;        // last answer; 0: never
   CommNotice said;        // of the last answer
   double left_at;         // 0: it has not left
-  bool is_failing;        // it reports a failure
+  bool is_failing;        // it has failed
+  bool is_victim;         // ... after it knew of another's failure: it will not report
   uint64_t failing_words; // their hash
 } CommPeer;
 
@@ -62,6 +64,7 @@ typedef struct CommProcess {
   CommCollective *collectives; // under way, in order of their start
   bool shares_cores;           // ranks outnumber cores: waiting yields
   bool has_left;
+  int n_inside; // calls of the transport under way
   int exit_code;
   bool somebody_fails; // another rank reports: this one is a victim, and silent
   double fake_clock, fake_slow;
@@ -75,6 +78,8 @@ CommProcess *comm_process(void);
 void comm_progress(void);
 // Takes in notices alone: what a failing rank still does.
 void comm_listen(void);
+void comm_say(int to, const CommNotice *notice);
+void comm_abort(int code);
 Status comm_group_new(const Comm *like, int64_t id, int rank, int size, const int *member,
                       Comm **out);
 // Waits for n requests of the group, each with the peer it is from or to; NULL ones are skipped.

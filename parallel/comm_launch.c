@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static int env_number(const char *name, int fallback) {
   const char *text = getenv(name);
@@ -57,6 +58,18 @@ static void own_folder(char *out, size_t size) {
   if (slash) snprintf(out, size, "%.*s", (int)(slash - info.dli_fname), info.dli_fname);
 }
 
+static void plugin_path(const char *plugin, char *out, size_t size) {
+  char folder[768];
+  own_folder(folder, sizeof folder);
+  snprintf(out, size, "%s/rille_mpi_%s.so", folder, plugin);
+}
+
+bool launch_has_plugin(const char *plugin) {
+  char path[1024];
+  plugin_path(plugin, path, sizeof path);
+  return access(path, R_OK) == 0;
+}
+
 static Status no_plugin(const Launch *launch, const char *path, const char *reason) {
   bool is_mpich = strcmp(launch->plugin, "mpich") == 0;
   Status status = fail(ST_ECOMM, "%s started %d ranks, but the plugin for it cannot be used: %s",
@@ -74,9 +87,8 @@ Status comm_transport_open(const Launch *launch, const CommTransport **out) {
                          launch->launcher, launch->world);
     return fail_hint(status, "srun --mpi=pmix for Open MPI, srun --mpi=pmi2 for MPICH");
   }
-  char folder[768], path[1024];
-  own_folder(folder, sizeof folder);
-  snprintf(path, sizeof path, "%s/rille_mpi_%s.so", folder, launch->plugin);
+  char path[1024];
+  plugin_path(launch->plugin, path, sizeof path);
   // Global: an MPI's own components look for its symbols.
   void *plugin = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
   if (!plugin) return no_plugin(launch, path, dlerror());

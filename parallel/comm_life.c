@@ -91,7 +91,7 @@ static void answer(int to, double now) {
   }
   copy_words(notice.doing, life->is_waiting ? life->waiting_for : life->doing);
   notice.age = now - beat;
-  p->world->vtable->say(p->world, to, &notice);
+  comm_say(to, &notice);
 }
 
 void comm_notice(int from, const CommNotice *notice) {
@@ -108,7 +108,9 @@ void comm_notice(int from, const CommNotice *notice) {
     peer->said = *notice;
     break;
   case NOTICE_FAILING:
+  case NOTICE_VICTIM:
     peer->is_failing = true;
+    peer->is_victim = notice->kind == NOTICE_VICTIM;
     peer->failing_words = notice->hash;
     p->somebody_fails = true;
     break;
@@ -119,13 +121,12 @@ void comm_notice(int from, const CommNotice *notice) {
 
 // Another rank has the word: this one waits for the end.
 static void be_silent(void) {
-  CommProcess *p = comm_process();
   double since = clock_now();
   while (clock_now() - since < END_WITHIN) {
     comm_listen();
     sleep_for(1e-3);
   }
-  p->world->vtable->abort(p->world, 1);
+  comm_abort(1);
 }
 
 // When the end of the chain behind a peer last worked, on this rank's clock.
@@ -165,7 +166,7 @@ static void ask(int rank, double now) {
   if (now - peer->asked_at < question_every()) return;
   peer->asked_at = now;
   CommNotice question = {.kind = NOTICE_ASK, .waits_for = -1, .root = -1};
-  p->world->vtable->say(p->world, rank, &question);
+  comm_say(rank, &question);
 }
 
 // Asks, and judges by what was heard. A peer that waits itself is left for a while to the judgement
@@ -266,33 +267,51 @@ static void report(const char *words, int n_same) {
   fflush(stderr);
 }
 
-void comm_fatal_words(const char *words, int code) {
-  CommProcess *p = comm_process();
-  if (!p->world || p->world->size == 1 || p->life.is_ending) return;
-  if (p->somebody_fails) be_silent();
-  p->life.is_ending = true;
-  CommNotice notice = {.kind = NOTICE_FAILING, .hash = hash_string(words, 0)};
-  for (int i = 0; i < p->world->size; i++)
-    if (i != p->world->rank) p->world->vtable->say(p->world, i, &notice);
+static void tell_all(const CommNotice *notice) {
+  const Comm *world = comm_process()->world;
+  for (int i = 0; i < world->size; i++)
+    if (i != world->rank) comm_say(i, notice);
+}
+
+// Looks for a moment who else fails. Returns the number of ranks that fail in the same words; -1:
+// another rank reports.
+static int look_around(uint64_t words) {
+  const CommProcess *p = comm_process();
   double since = clock_now();
-  while (clock_now() - since < FAIL_WINDOW) {
+  int n_failing = 0;
+  while (clock_now() - since < FAIL_WINDOW && n_failing < p->world->size - 1) {
     comm_listen();
+    n_failing = 0;
+    for (int i = 0; i < p->world->size; i++) n_failing += p->peer[i].is_failing;
     sleep_for(1e-3);
   }
   int n_same = 0, n_before = 0;
   for (int i = 0; i < p->world->size; i++) {
     const CommPeer *peer = &p->peer[i];
     if (!peer->is_failing) continue;
-    bool is_same = peer->failing_words == notice.hash;
-    if (i < p->world->rank && (is_same || ++n_before >= MAX_REPORTS)) be_silent();
+    bool is_same = peer->failing_words == words;
     n_same += is_same;
+    if (i < p->world->rank && !peer->is_victim && (is_same || ++n_before >= MAX_REPORTS)) return -1;
   }
+  return n_same;
+}
+
+void comm_fatal_words(const char *words, int code) {
+  CommProcess *p = comm_process();
+  if (!p->world || p->world->size == 1 || p->life.is_ending) return;
+  p->life.is_ending = true;
+  comm_listen();
+  CommNotice notice = {.kind = p->somebody_fails ? NOTICE_VICTIM : NOTICE_FAILING,
+                       .hash = hash_string(words, 0)};
+  tell_all(&notice);
+  int n_same = p->somebody_fails ? -1 : look_around(notice.hash);
+  if (n_same < 0) be_silent();
   report(words, n_same);
   for (int i = 0; i < p->world->size; i++) // with the code of the rank that ended first
     if (code == 1 && p->peer[i].left_at > 0 && p->peer[i].said.code != 0)
       code = p->peer[i].said.code;
   sleep_for(0.05); // what the launcher forwards is to arrive before the end does
-  p->world->vtable->abort(p->world, code);
+  comm_abort(code);
 }
 
 void comm_fatal(Comm *comm, int code) {

@@ -2,7 +2,6 @@
 #include "parallel/channel.h"
 
 #include "core/op.h"
-#include "core/spans.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -109,7 +108,7 @@ static Status fill_header(Ctx *ctx, Header *header, Action action, Parcel *parce
     slot->ndim = (uint8_t)value->ndim;
     memcpy(slot->shape, value->shape, (size_t)value->ndim * sizeof *slot->shape);
   }
-  header->sent = clock_now();
+  header->sent = comm_clock();
   return ST_OK;
 }
 
@@ -263,7 +262,7 @@ static Status progress_incoming(Channel *channel, Incoming *in, bool *passes) {
   if (in->state == IN_PAYLOAD) {
     for (int i = 0; i < in->parcel->n; i++) TRY(test(channel, &in->request[i], &done));
     if (!done) return ST_OK;
-    in->parcel->arrived = clock_now();
+    in->parcel->arrived = comm_clock();
     *channel->where[in->index] = in->parcel;
     in->parcel = NULL;
     in->state = IN_FREE;

@@ -1,12 +1,14 @@
 // exec - see exec.h.
 #include "parallel/exec.h"
 
+#include "core/poll.h"
 #include "core/spans.h"
 #include "parallel/sched_inner.h"
 
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 // The edges of one stage of this rank, as ports without parcels.
 typedef struct StagePorts {
@@ -133,7 +135,7 @@ static void give(Exec *exec, int stage, int mb, Port *port, int n, bool is_grad)
     int from = is_grad ? port[k].stage : stage, to = is_grad ? stage : port[k].stage;
     Parcel **box = box_of(exec, from, to, mb, is_grad);
     assert(!*box);
-    port[k].parcel->sent = port[k].parcel->arrived = clock_now();
+    port[k].parcel->sent = port[k].parcel->arrived = comm_clock();
     *box = port[k].parcel;
     port[k].parcel = NULL;
   }
@@ -143,6 +145,19 @@ static Status fresh_parcels(Port *port, int n, bool only_grad) {
   for (int k = 0; k < n; k++)
     if (port[k].has_grad || !only_grad) TRY(parcel_new(&port[k].parcel));
   return ST_OK;
+}
+
+// A rank that is to seem slow (RILLE_FAKE_SLOW) takes its time; messages move on meanwhile.
+static void slow_down(ExecSpan *span) {
+  double factor = comm_fake_slow();
+  if (factor <= 1) return;
+  double end = span->start + factor * (span->end - span->start);
+  while (comm_clock() < end) {
+    struct timespec nap = {0, 100000};
+    nanosleep(&nap, NULL);
+    poll_run();
+  }
+  span->end = comm_clock();
 }
 
 static Status run_stage(Exec *exec, Action action, ExecSpan *span) {
@@ -159,9 +174,10 @@ static Status run_stage(Exec *exec, Action action, ExecSpan *span) {
     TRY_TO(done, take(exec, from, to, action.mb, !is_f, span, &taken[k].parcel));
   }
   TRY_TO(done, fresh_parcels(given, n_given, !is_f));
-  span->start = clock_now();
+  span->start = comm_clock();
   status = is_f ? exec->ops.forward(exec->user, &call) : exec->ops.backward(exec->user, &call);
-  span->end = clock_now();
+  span->end = comm_clock();
+  if (status == ST_OK) slow_down(span);
   if (status == ST_OK) give(exec, action.stage, action.mb, given, n_given, !is_f);
 done:
   drop_ports(exec, call.in, call.n_in);
@@ -251,11 +267,11 @@ static Status run(Exec *exec, int forward_mbs) {
     exec->now = &exec->row->action[i];
     comm_doing(sched_name(action).text);
     span->from = -1;
-    double start = clock_now();
+    double start = comm_clock();
     TRY(run_action(exec, action, span));
     if (span->end <= 0) {
       span->start = start;
-      span->end = clock_now();
+      span->end = comm_clock();
     }
   }
   exec->now = NULL;

@@ -36,6 +36,8 @@ local o = rille.options {
   { "top-p", 0.95, "sample from the likeliest bytes that make up this probability",
     min = 0.0, max = 1.0 },
   { "log", 10, "steps between progress lines", min = 0 },
+  { "timeline", nil, "an SVG of the last step: the schedule's promise above what was measured",
+    type = "string" },
   { "seed", 0, "of weights, dropout, data order" },
   parallel = true,
 }
@@ -73,5 +75,6 @@ for step, batch in trainer:steps(data.train, o.steps) do
   end
 end
 if o.out then trainer:save() end
+if o.timeline then trainer:timeline(o.timeline) end
 
 if o.sample > 0 then print("\n" .. write(o.sample)) end

@@ -261,4 +261,12 @@ function layout.new(model, parallel, n_global, micro)
   return self
 end
 
+--- What metrics say of it.
+function Layout:summary()
+  return {
+    dp = self.dp, tp = 1, pp = self.pp, stages = self.n_stages, microbatches = self.m,
+    pipeline = self.sched:name(),
+  }
+end
+
 return layout

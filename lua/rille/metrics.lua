@@ -216,8 +216,10 @@ local function new(o)
   local self = setmetatable({
     dir = o.dir, path = o.dir and o.dir .. "/" .. FILE, total = o.total, every = o.every or 10,
     layout = o.layout or { dp = 1, tp = 1, pp = 1 }, peak_flops = o.peak_flops, out = out,
-    columns = out == io.stdout and core.columns(1) or nil, is_silent = core.rank > 0,
-    n_steps = 0, drawn = 0, since = { steps = 0, seconds = 0, data = 0, tokens = 0 },
+    -- A launcher gives ranks a terminal whether or not it has one itself: no line in place there.
+    columns = out == io.stdout and core.world == 1 and core.columns(1) or nil,
+    is_silent = core.rank > 0, n_steps = 0, drawn = 0,
+    since = { steps = 0, seconds = 0, data = 0, tokens = 0 },
   }, Metrics)
   if o.resumed and o.resumed > 0 then self:resume(o.resumed) end
   return self

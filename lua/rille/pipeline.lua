@@ -468,6 +468,59 @@ local function pieces_of(self, batch, at)
   return pieces
 end
 
+-- ---- where the time went
+
+local REALIGN <const> = 500 -- steps after which clocks are compared again: they drift
+
+-- Seconds to be added to each rank's clock of this pipeline to get rank 0's.
+local function align_clocks(self)
+  if self.layout.pp == 1 then return end
+  self.clocks, self.clock_errors = self.pp_comm:align_clocks()
+end
+
+-- The spans of all ranks of this pipeline, for a ledger or a drawing.
+local function gather_spans(self)
+  self.steps_run = (self.steps_run or 0) + 1
+  self.spans = self.pp_comm:all_gather(self.exec:spans())
+  self.spans_clocks = self.clocks
+  if self.steps_run % REALIGN == 0 then align_clocks(self) end
+end
+
+-- Of numbers by name in a list, the sums by name.
+local function sum_by_name(list)
+  local sums = {}
+  for _, entry in ipairs(list) do
+    for name, value in pairs(entry) do sums[name] = (sums[name] or 0) + value end
+  end
+  return sums
+end
+
+--- The bubble ledger of the latest step, on the first rank of a pipeline (elsewhere nil): seconds
+--- of idle time summed over its ranks, by cause, and who was late.
+---@return table? {share = of all ranks' time, idle =, causes = {warm_up =, ...}, idle_by_rank =,
+--- late_rank =, slow_rank = the one that stays late}
+function Pipeline:bubble()
+  if self.layout.pp == 1 or self.layout.rank > 0 or not self.spans then return nil end
+  local ledger = self.layout.sched:ledger(self.spans, self.spans_clocks)
+  local idle = 0.0
+  for _, seconds in ipairs(ledger.idle) do idle = idle + seconds end
+  self.watch = self.watch or {}
+  return {
+    share = idle / ((ledger.finish - ledger.start) * #ledger.idle), idle = idle,
+    idle_by_rank = ledger.idle, causes = sum_by_name(ledger.causes), late_rank = ledger.latest,
+    slow_rank = core.ledger_watch(self.watch, ledger, 10, 0.02),
+    words = ledger.words,
+  }
+end
+
+--- The latest step as an SVG: what the schedule promises, with the measured mean times, above what
+--- was measured. On the first rank of a pipeline; elsewhere nil.
+---@return string? svg
+function Pipeline:timeline()
+  if self.layout.rank > 0 or not self.spans then return nil end
+  return (self.layout.sched:compare(self.spans, self.spans_clocks))
+end
+
 --- Forward and backward of a global batch: gradients are summed over microbatches and ranks, to be
 --- multiplied by sums.slots / sums.count (slots alone for a summed loss). at: the global index of
 --- the batch's first sample.
@@ -480,6 +533,7 @@ function Pipeline:forward_backward(batch, at)
   for _, stage in ipairs(l.local_stages) do self.live[stage], self.left[stage] = {}, l.m end
   nn.staged_updates = {}
   self.exec:run()
+  gather_spans(self)
   for _, reduction in ipairs(self.started) do reduction:wait() end
   apply_staged(self)
   return gather(self)
@@ -698,6 +752,7 @@ function pipeline.new(options)
   end
   for _, stage in ipairs(l.local_stages) do self.live[stage] = {} end
   make_tied_groups(self)
+  align_clocks(self)
   make_exec(self)
   return self
 end

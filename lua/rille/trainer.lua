@@ -177,6 +177,19 @@ end
 
 -- ---- the loop
 
+-- The bubble of the step for metrics; says so when a rank becomes one that stays slow.
+local function bubble_of(self)
+  local bubble = self.pipeline:bubble()
+  if not bubble then return nil end
+  bubble.words = nil
+  if bubble.slow_rank and bubble.slow_rank ~= self.slow_rank then
+    self:say("rank %d of the pipeline stays slow: others have waited for it in each of the last "
+      .. "steps", bubble.slow_rank)
+  end
+  self.slow_rank = bubble.slow_rank
+  return bubble
+end
+
 -- Metrics, checkpoint and requests to stop, after a step that the loop handed out.
 local function after_step(self, metrics, started)
   local r = self.last
@@ -186,7 +199,7 @@ local function after_step(self, metrics, started)
   local record = {
     step = r.step, loss = r.loss, grad_norm = r.grad_norm, lr = r.lr, tokens = r.tokens,
     seconds = seconds, data_seconds = started.data, memory = core.memory(),
-    flops = core.flops(),
+    flops = core.flops(), bubble = bubble_of(self),
     extra = { losses = next(r.losses) and r.losses or nil, skipped = r.skipped or nil },
   }
   if self.fingerprint_every > 0 and r.step % self.fingerprint_every == 0 then
@@ -229,6 +242,7 @@ function Trainer:steps(loader, n)
   self.total = self.total or n
   local metrics = require "rille.metrics" {
     dir = self.out, total = n, every = self.log, resumed = self.step_count,
+    layout = self.layout:summary(),
   }
   self.metrics = metrics
   if self.step_count >= n and self.step_count > 0 then
@@ -255,6 +269,14 @@ function Trainer:steps(loader, n)
     return self.step_count + 1, batch
   end
   return next_step, nil, nil, closing
+end
+
+--- Writes an SVG of the latest step: what its pipeline schedule promises above what was measured.
+--- Every rank may call it; the first one writes.
+function Trainer:timeline(path)
+  expect("Trainer:timeline", "path", path, "path")
+  local svg = self.layout.mesh:all():rank() == 0 and self.pipeline:timeline()
+  if svg then core.write_atomic(path, svg) end
 end
 
 --- Writes a checkpoint now; the path of its file.

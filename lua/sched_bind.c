@@ -578,6 +578,20 @@ static int simulate(lua_State *L) {
   return 1;
 }
 
+// sched:bubbles(costs) -> makespan, makespan bubble, span bubble
+static int bubbles(lua_State *L) {
+  Rille *r = binding_of(L);
+  const Sched *sched = sched_check_box(L, r, 1)->lowered;
+  SchedCosts costs;
+  SchedArena *arena;
+  const SchedSim *sim = simulate_args(L, r, sched, &costs, &arena);
+  lua_pushnumber(L, sim->makespan);
+  lua_pushnumber(L, sim->makespan_bubble);
+  lua_pushnumber(L, sim->span_bubble);
+  sched_heap_close(arena);
+  return 3;
+}
+
 // ---- text and drawings -----------------------------------------------------------------------
 
 typedef enum Drawing { DRAW_CSV, DRAW_JSON, DRAW_SVG, DRAW_HTML, DRAW_TRACE, DRAW_TEXT } Drawing;
@@ -745,11 +759,12 @@ static const luaL_Reg functions[] = {
 };
 
 static const luaL_Reg methods[] = {
-    {"name", get_name},     {"ranks", get_ranks},  {"stages", get_stages}, {"chunks", get_chunks},
-    {"mbs", get_mbs},       {"holder", holder},    {"live", live},         {"row", row},
-    {"order", order},       {"report", report},    {"compare", compare},   {"ledger", sched_ledger},
-    {"simulate", simulate}, {"csv", draw_csv},     {"json", draw_json},    {"svg", draw_svg},
-    {"html", draw_html},    {"trace", draw_trace}, {"text", draw_text},    {NULL, NULL},
+    {"name", get_name},     {"ranks", get_ranks}, {"stages", get_stages}, {"chunks", get_chunks},
+    {"mbs", get_mbs},       {"holder", holder},   {"live", live},         {"row", row},
+    {"order", order},       {"report", report},   {"compare", compare},   {"ledger", sched_ledger},
+    {"simulate", simulate}, {"bubbles", bubbles}, {"csv", draw_csv},      {"json", draw_json},
+    {"svg", draw_svg},      {"html", draw_html},  {"trace", draw_trace},  {"text", draw_text},
+    {NULL, NULL},
 };
 
 static const luaL_Reg metamethods[] = {{"__gc", close_box}, {"__tostring", tostring}, {NULL, NULL}};

@@ -386,6 +386,10 @@ Status sched_parse_csv(SchedArena *arena, Sched **out, const char *name, const c
 void sched_print_json(const SchedOut *out, const Sched *sched, const SchedSim *sim,
                       const SchedCosts *costs, const SchedReport *report);
 
+// All known schedules side by side, at ranks, mbs, F, I, W and overlap of the case: bubbles with
+// messages of no and some latency, the bubble left between steps, the most live activations.
+Status sched_print_table(SchedArena *arena, const SchedOut *out, const SchedCase *c);
+
 // The critical path in words.
 void sched_print_path(const SchedOut *out, const Sched *sched, const SchedSim *sim,
                       const SchedLink *path, int count);

@@ -20,7 +20,7 @@ typedef struct Options {
   int p, v, m, group; // 0: not given
   double F, I, W, overlap, hop;
   Format format;
-  bool explain, list, help;
+  bool explain, list, help, compare;
   SchedLoad load; // for scripts
   void *load_user;
 } Options;
@@ -36,6 +36,7 @@ typedef struct Options {
   X("--hop", "C", "latency of a message (default 0)")                                          \
   X("--format", "FORMAT", "text (default), csv, json, svg, html or trace (Chrome's)")          \
   X("--explain", NULL, "say the critical path in words")                                       \
+  X("--compare", NULL, "all schedules side by side, in place of NAME (--costs, --overlap)")    \
   X("--list", NULL, "say what schedules there are")                                            \
   X("--help", NULL, "this text")
 
@@ -175,6 +176,7 @@ static int parse(int argc, char **argv, FILE *err, Options *options) {
     if (!option_table[known].value) {
       if (value) return usage(err, "%s takes no value", option_table[known].name);
       options->explain = options->explain || strcmp(option_table[known].name, "--explain") == 0;
+      options->compare = options->compare || strcmp(option_table[known].name, "--compare") == 0;
       options->list = options->list || strcmp(option_table[known].name, "--list") == 0;
       options->help = options->help || strcmp(option_table[known].name, "--help") == 0;
       continue;
@@ -359,6 +361,25 @@ static Status show(SchedArena *arena, const Options *options, const Sched *sched
   return ST_OK;
 }
 
+static int compare(SchedArena *arena, const Options *options, FILE *out, FILE *err) {
+  if (options->name || options->v || options->group || options->hop > 0 ||
+      options->format != AS_TEXT || options->explain)
+    return usage(err, "--compare takes -p, -m, --costs and --overlap alone");
+  if (!options->p) return usage(err, "-p is missing: -p P, ranks of the pipeline, from 1");
+  if (!options->m) return usage(err, "-m is missing: -m M, microbatches, from 1");
+  SchedCase c = {.ranks = options->p,
+                 .mbs = options->m,
+                 .F = options->F,
+                 .I = options->I,
+                 .W = options->W,
+                 .overlap = options->overlap};
+  SchedOut to = {write_file, out};
+  if (sched_print_table(arena, &to, &c) == ST_OK && fflush(out) == 0 && !ferror(out)) return 0;
+  fprintf(err, "rille schedule: %s\n",
+          *arena->message ? arena->message : "the output cannot be written");
+  return 1;
+}
+
 static int run(SchedArena *arena, const Options *options, FILE *out, FILE *err) {
   Sched *sched = NULL;
   int code = make_schedule(arena, options, err, &sched);
@@ -395,7 +416,7 @@ int sched_main(int argc, char **argv, FILE *out, FILE *err, SchedLoad load, void
     return usage(err, "--explain goes with --format text");
   SchedArena arena;
   sched_heap_open(&arena);
-  code = run(&arena, &options, out, err);
+  code = options.compare ? compare(&arena, &options, out, err) : run(&arena, &options, out, err);
   sched_heap_close(&arena);
   return code;
 }

@@ -78,6 +78,7 @@ check.test("simulate: bubbles as published, costs by stage, latency", function()
   check.equal(sim.peaks, { 4, 3, 2, 1 })
   check.equal(#sim.spans[4], #s:row(3))
   check.near(s:simulate().makespan, 33, 1e-12)
+  check.near({ s:bubbles { F = 2, I = 2, W = 2 } }, { 66, 18, 18 }, 1e-12)
   -- The slow stage is never idle between its first and last action; the others pay once each way.
   local uneven = s:simulate { stage_costs = { { 1, 1, 1 }, { 3, 3, 3 }, { 1, 1, 1 }, { 1, 1, 1 } } }
   check.near(uneven.busy, { 24, 72, 24, 24 }, 1e-12)
@@ -380,6 +381,35 @@ check.test("rille schedule x.lua draws, checks and refuses schedules of one's ow
   check.equal({ code, out }, { 1, "" })
   check.ok(words:find("breaks invariant 2", 1, true) and words:find("^ here", 1, true))
   os.remove(script)
+end)
+
+check.test("rille schedule --compare prints the published latency table", function()
+  -- Makespan overhead, p = 8, m = 32, F = I = W = 1, interleaved N = p, pairs atomic at F + B.
+  local published = {
+    ["1f1b"] = "21.9 29.0 36.0 50.2", ["eager-1f1b"] = "21.9 23.3 24.8 27.7",
+    gpipe = "21.9 23.3 24.8 27.7", interleaved = "10.9 14.1 17.2 23.4",
+    ["zb-h1"] = "7.3 10.2 13.1 19.0", ["zb-h2"] = "7.3 8.0 8.8 10.2", zbv = "3.6 7.1 10.5 17.7",
+    dualpipev = "7.3 15.3 23.9 40.9",
+  }
+  local code, out = tool "--compare -p 8 -m 32 --overlap 3"
+  check.equal(code, 0)
+  local n, rows = 0, 0
+  for line in out:gmatch "[^\n]+" do
+    local name = line:match "^(%S+) +%d+ +[%d.]+%%"
+    rows = name and rows + 1 or rows
+    if published[name] then
+      n = n + 1
+      local found = {}
+      for x in line:gmatch "([%d.]+)%%" do found[#found + 1] = x end
+      check.equal(table.concat(found, " ", 1, 4), published[name], name)
+    end
+  end
+  check.equal({ n, rows }, { 8, 13 })
+  local words
+  code, out, words = tool "--compare -p 8"
+  check.ok(code == 2 and out == "" and words:find("-m is missing", 1, true))
+  code, out, words = tool "zbv --compare -p 8 -m 8"
+  check.ok(code == 2 and out == "" and words:find("--compare takes", 1, true))
 end)
 
 check.test("what is under construction or foreign is refused", function()

@@ -98,6 +98,67 @@ START_TEST(bubbles_equal_the_formulas) {
 }
 END_TEST
 
+// Leading forwards of a rank, and how many dgrads come before its first wgrad.
+static int leading_forwards(const SchedRow *row) {
+  int n = 0;
+  while (n < row->count && row->action[n].kind == ACTION_F) n++;
+  return n;
+}
+static int lag_of_w(const SchedRow *row) {
+  int n = 0;
+  for (int i = 0; i < row->count && row->action[i].kind != ACTION_W; i++)
+    n += row->action[i].kind == ACTION_I;
+  return n - 1;
+}
+
+static int smaller(int a, int b) { return a < b ? a : b; }
+
+// The warm-up column of the documentation; a steady phase, if there is one, begins with one F more.
+static void warms_up(SchedArena *a, const SchedType *type, int p, int v, int m) {
+  const Sched *sched = make(a, type->name, p, v, m, 0);
+  int groups = m / p > 1 ? m / p : 1, N = (m + groups - 1) / groups; // balanced: the largest size
+  for (int r = 0; r < p; r++) {
+    const char *name = type->name;
+    int w = -1, lag = -1, total = m * v;
+    if (strcmp(name, "gpipe") == 0 || strcmp(name, "bfs") == 0) w = total;
+    if (strcmp(name, "1f1b") == 0) w = p - 1 - r;
+    if (strcmp(name, "eager-1f1b") == 0) w = 2 * (p - 1 - r);
+    if (strcmp(name, "interleaved") == 0) w = 2 * (p - 1 - r) + (v - 1) * N;
+    if (strcmp(name, "zb-h1") == 0) w = p - 1 - r, lag = r;
+    if (strcmp(name, "zb-h2") == 0) w = 2 * (p - 1 - r), lag = 2 * r;
+    if (w < 0) continue;
+    ck_assert_msg(leading_forwards(&sched->row[r]) == smaller(total, w + 1),
+                  "%s p=%d v=%d m=%d rank %d: %d", name, p, v, m, r,
+                  leading_forwards(&sched->row[r]));
+    if (lag >= 0) ck_assert_int_eq(lag_of_w(&sched->row[r]), smaller(lag, m - 1));
+  }
+}
+
+START_TEST(warm_ups_and_lags_are_as_documented) { each_case(warms_up, RANKS_MAX, 4); }
+END_TEST
+
+START_TEST(a_group_of_n_keeps_what_the_formula_says) {
+  for (int p = 2; p <= 6; p++) {
+    for (int v = 1; v <= 3; v++) {
+      for (int m = p; m <= 4 * p; m++) {
+        for (int N = p; N <= m; N++) {
+          if (m % N != 0 && m % N < p) continue;
+          SchedArena a;
+          sched_heap_open(&a);
+          SchedCosts costs = sched_costs(1, 1, 1);
+          const Sched *sched = make(&a, "interleaved", p, v, m, N);
+          const SchedSim *sim = simulate(&a, sched, &costs);
+          for (int r = 0; r < p; r++)
+            ck_assert_int_eq(sim->peak[r], smaller(m * v, (v - 1) * N + 2 * (p - 1 - r) + 1));
+          ck_assert_double_eq_tol(sim->makespan_bubble, (p - 1) * 3.0 / v, 1e-9);
+          sched_heap_close(&a);
+        }
+      }
+    }
+  }
+}
+END_TEST
+
 static double makespan_bubble(const char *name, int ranks, int chunks, int mbs) {
   SchedCosts costs = sched_costs(1, 1, 1);
   return simulate(&arena, make(&arena, name, ranks, chunks, mbs, 0), &costs)->makespan_bubble;
@@ -621,6 +682,8 @@ Suite *sched_suite(void) {
   tcase_add_test(grid, every_schedule_is_valid_before_and_after_lowering);
   tcase_add_test(grid, live_activations_equal_the_formula);
   tcase_add_test(grid, bubbles_equal_the_formulas);
+  tcase_add_test(grid, warm_ups_and_lags_are_as_documented);
+  tcase_add_test(grid, a_group_of_n_keeps_what_the_formula_says);
   tcase_add_test(grid, an_independent_simulator_agrees);
   tcase_add_test(grid, the_critical_path_accounts_for_the_whole_makespan);
   tcase_add_test(grid, controllable_memory_has_the_listed_bubbles);

@@ -49,6 +49,8 @@ return {
   array("layer_norm", "layer_norm, 65536 x 1024 (256 MB)", 2),
   array("gelu", "gelu (tanh), 256 MB", 2),
   array("adamw", "AdamW, 256 MB of weights", 7),
+  { name = "schedule", what = "interleaved, p 64, v 4, m 1024: made, checked, lowered, simulated",
+    peers = {}, goals = {}, repeats = 7, quick = 3, unit = "ms", limit = 2, only_threads = 1 },
   { name = "start", what = "rille -e 'return 1' / import torch", peers = { "eager" }, goals = {},
     repeats = 9, quick = 3, unit = "ms", limit = 30e-3, spawn = true, only_threads = 1 },
 }

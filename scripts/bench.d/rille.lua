@@ -64,6 +64,15 @@ function cases.mlp()
   end
 end
 
+-- All that stands between a name and a list that can be run, and the step predicted.
+function cases.schedule()
+  local recipe = rille.schedule "interleaved"
+  return function()
+    local sched = recipe:build { pp = 64, stages_per_rank = 4, microbatches = 1024 }
+    return sched:bubbles()
+  end
+end
+
 -- The step of rille.Trainer, its scalars read back, as a training script calls it.
 local function gpt_step(o)
   local gpt = require "models.gpt"

@@ -311,9 +311,9 @@ static void check_product(const CpuKernels *k, Product p) {
 }
 
 START_TEST(gemm_agrees_with_the_formula) {
-  static const int64_t shapes[][3] = {{1, 1, 1},     {3, 5, 7},    {14, 32, 16},   {15, 33, 17},
-                                      {64, 48, 100}, {1, 100, 64}, {100, 1, 64},   {37, 70, 401},
-                                      {200, 90, 0},  {5, 3, 800},  {173, 200, 390}};
+  static const int64_t shapes[][3] = {
+      {1, 1, 1},    {3, 5, 7},     {14, 32, 16}, {15, 33, 17}, {64, 48, 100},   {1, 100, 64},
+      {100, 1, 64}, {37, 70, 401}, {200, 90, 0}, {5, 3, 800},  {173, 200, 390}, {130, 40, 1100}};
   FOR_LEVELS(k)
   for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
     for (int variant = 0; variant < 12; variant++) {
@@ -381,6 +381,42 @@ START_TEST(gemm_bits_depend_on_row_and_column_alone) {
   }
   threads_set(1);
   free(a), free(b), free(whole), free(part), free(at), free(bt);
+}
+END_TEST
+
+// Sizes that make several blocks of k, strips of columns and groups of rows; ends of all of them.
+START_TEST(gemm_bits_are_the_same_across_blocks) {
+  enum { M = 131, N = 1003, K = 1101 };
+  float *a = random_f32(M * K), *b = random_f32(K * N), *at = zeros(M * K * 4),
+        *bt = zeros(K * N * 4), *whole = zeros(M * N * 4), *part = zeros(M * N * 4);
+  for (int i = 0; i < M; i++)
+    for (int l = 0; l < K; l++) at[l * M + i] = a[i * K + l];
+  for (int l = 0; l < K; l++)
+    for (int j = 0; j < N; j++) bt[j * K + l] = b[l * N + j];
+  FOR_LEVELS(k) for (int variant = 0; variant < 8; variant++) {
+    // All of C on one thread first, then parts of it, both ways around, on one and two.
+    int64_t i0 = variant == 0 ? 0 : variant * 3, j0 = variant == 0 ? 0 : variant * 61;
+    int64_t m = variant == 0 ? M : M - i0 - variant, n = variant == 0 ? N : N - j0 - 5 * variant;
+    bool ta = variant & 1, tb = variant & 2;
+    threads_set(variant & 4 ? 2 : 1);
+    Gemm g = {.m = m,
+              .n = n,
+              .k = K,
+              .trans_a = ta,
+              .trans_b = tb,
+              .a = ta ? at + i0 : a + i0 * K,
+              .b = tb ? bt + j0 * K : b + j0,
+              .c = variant == 0 ? whole : part,
+              .lda = ta ? M : K,
+              .ldb = tb ? K : N,
+              .ldc = n,
+              .alpha = 1};
+    k->gemm_f32(&g);
+    for (int64_t i = 0; variant > 0 && i < m; i++)
+      assert_same(part + i * n, whole + (i0 + i) * N + j0, n * 4, "gemm row");
+  }
+  threads_set(1);
+  free(a), free(b), free(at), free(bt), free(whole), free(part);
 }
 END_TEST
 
@@ -749,6 +785,7 @@ Suite *kernels_suite(void) {
   tcase_add_test(tcase, slopes_agree_with_finite_differences);
   tcase_add_test(tcase, gemm_agrees_with_the_formula);
   tcase_add_test(tcase, gemm_bits_depend_on_row_and_column_alone);
+  tcase_add_test(tcase, gemm_bits_are_the_same_across_blocks);
   tcase_add_test(tcase, batched_gemm_and_bf16_inputs);
   tcase_add_test(tcase, reductions_agree_with_the_formula_and_with_themselves);
   tcase_add_test(tcase, extrema_pass_nan_on_and_argmax_takes_the_first);

@@ -1,11 +1,14 @@
-// gemm - the blocked product: packed panels, one register tile.
+// gemm - the blocked product: copied panels, one register tile.
 //
-//     for a strip of n (NC)            B strip packed [n/NR][kc][NR]     per thread, in scratch
-//       for a block of k (kc)
-//         for a block of m (MC)        A block packed [m/MR][kc][MR]
-//           for each NR columns, for each MR rows: tile MR x NR in registers over kc
+//     for a strip of columns, for a block of k (kc)     B's strip copied to [n/NR][kc][NR]: level 2
+//       for a panel of up to MR rows                    A's panel copied: level 1
+//         for each NR columns                           tile MR x NR in registers over kc
 //
-// A tile at an edge runs the same instructions: missing columns are packed as zero, missing rows
+// Each thread does so with cells of C of its own, in its scratch. While tiles are computed, the
+// lines of A and B that will be copied next are asked for, a few in each tile: memory is read at
+// the pace of the multiply-adds, and pages are looked up ahead of their use.
+//
+// A tile at an edge runs the same instructions: missing columns are copied as zero, missing rows
 // take the tile function for that many rows.
 #include "ops/kernels/gemm.h"
 #include "ops/kernels/isa.h"
@@ -14,7 +17,53 @@
 #include "ops/kernels/tile.h"
 #include "ops/kernels/vmath.h"
 
-enum { KC = 384, MC = MR * 12, SCRATCH_A = 1 << 20 };
+// A panel of A stays in the first level of cache; PACKED_B bytes of B in the second, beside as much
+// that is fetched ahead.
+enum {
+  KC = 512,
+  PACKED_B = 900 << 10,
+  SCRATCH_A = 1 << 20,
+  FETCHES = 384,
+  A_ROW = KC + 16,
+  GROUP = 8
+};
+
+static int64_t at_most(int64_t limit, int64_t n) { return n < limit ? n : limit; }
+
+static int64_t ceil_to(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+// The size of parts that cut n about evenly: multiples of step, at most `limit` (but one step).
+static int64_t even_part(int64_t n, int64_t limit, int64_t step) {
+  limit = limit / step * step < step ? step : limit / step * step;
+  int64_t parts = (n + limit - 1) / limit;
+  return ceil_to((n + parts - 1) / parts, step);
+}
+
+// Lines of memory to be fetched ahead: `rows` rows of `lines` lines, `jump` bytes from row to row,
+// `pace` lines at a time.
+typedef struct Fetch {
+  const char *at;
+  int64_t rows, lines, jump, line, pace;
+} Fetch;
+
+static Fetch fetch_rows(const char *at, int64_t rows, int64_t bytes, int64_t jump) {
+  return (Fetch){at, rows, ((intptr_t)at % 64 + bytes + 63) / 64, jump, 0, 0};
+}
+
+// Spreads what is to be fetched over n takes.
+static void fetch_over(Fetch *f, int64_t n) { f->pace = (f->rows * f->lines + n - 1) / n; }
+
+// Adds the next lines to the list, which holds n; returns how many it holds then.
+static int64_t fetch_take(Fetch *f, const char **list, int64_t n) {
+  for (int64_t left = at_most(f->pace, FETCHES - n); left > 0 && f->rows > 0;) {
+    int64_t run = at_most(left, f->lines - f->line);
+    const char *at = f->at + f->line * 64;
+    for (int64_t i = 0; i < run; i++) list[n + i] = at + i * 64;
+    n += run, left -= run, f->line += run;
+    if (f->line == f->lines) f->line = 0, f->rows--, f->at += f->jump;
+  }
+  return n;
+}
 
 // The size of k's blocks: equal parts of at most KC, in multiples of 8; a function of k alone.
 static int64_t k_block(int64_t k) {

@@ -2,6 +2,7 @@
 #include "core/context.h"
 
 #include "core/hash.h"
+#include "core/profile.h"
 #include "core/tape.h"
 
 #include <assert.h>
@@ -32,6 +33,7 @@ void ctx_delete(Ctx *ctx) {
   free(ctx->interned);
   free(ctx->op_needs);
   span_log_delete(ctx->spans);
+  op_profile_delete(ctx->profile);
   pool_delete(ctx->pool);
   free(ctx);
 }

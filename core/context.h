@@ -58,6 +58,7 @@ struct Ctx {
   Arena *arena_i, *arena_w;       // of the running (stage, microbatch); NULL outside a trainer step
   SpanLog *spans;                 // NULL: not recorded
   const UnitWatch *watch;         // of the next backward; NULL: nobody wants to know
+  struct OpProfile *profile;      // NULL: not recorded
   double flops;                   // of every op run, meta ones included
   const struct CoreOps *core_ops; // bound by ops_init
   struct OpNeeds *op_needs;       // by Op.id

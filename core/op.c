@@ -2,10 +2,13 @@
 #include "core/op.h"
 
 #include "core/poll.h"
+#include "core/profile.h"
+#include "core/spans.h"
 #include "core/tape.h"
 #include "core/weights.h"
 
 #include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -292,6 +295,24 @@ static Status make_outputs(OpCall *call, Device *device, Tensor **out) {
   return ST_OK;
 }
 
+// Products are told apart by M x K x N: rows of the result, what is summed over, columns.
+static void note_time(const OpCall *call, double seconds) {
+  char what[96];
+  const TensorSpec *out = &call->out[0];
+  const Tensor *w = call->n_in > 1 ? call->in[1] : NULL;
+  int64_t numel = 1, N = out->ndim ? out->shape[out->ndim - 1] : 1;
+  for (int d = 0; d < out->ndim; d++) numel *= out->shape[d];
+  int64_t K = numel > 0 ? (int64_t)(call->flops / (2.0 * (double)numel)) : 0;
+  bool is_product =
+      K > 0 && w && w->ndim >= 2 && (w->shape[w->ndim - 1] == K || w->shape[w->ndim - 2] == K);
+  if (is_product)
+    snprintf(what, sizeof what, "%s %lldx%lldx%lld", call->op->name, (long long)(numel / N),
+             (long long)K, (long long)N);
+  else
+    snprintf(what, sizeof what, "%s", call->op->name);
+  op_profile_add(call->ctx->profile, what, seconds, call->flops);
+}
+
 static void run_kernel(OpCall *call, Device *device, Tensor **out, void *workspace,
                        unsigned accumulate) {
   call->ctx->flops += call->flops;
@@ -299,7 +320,9 @@ static void run_kernel(OpCall *call, Device *device, Tensor **out, void *workspa
   if (!kernel || device->kind == DEV_META) return;
   KernelCall k = {&call->args, call->n_in, call->n_out + call->n_saved, call->in, out,
                   workspace,   accumulate};
+  double start = call->ctx->profile ? clock_now() : 0;
   kernel(&k);
+  if (call->ctx->profile) note_time(call, clock_now() - start);
   poll_run();
 }
 

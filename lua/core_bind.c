@@ -3,6 +3,7 @@
 #include "lua/binding.h"
 
 #include "core/hash.h"
+#include "core/profile.h"
 #include "core/spans.h"
 #include "core/weights.h"
 #include "lua/comm_bind.h"
@@ -287,6 +288,30 @@ static int trim(lua_State *L) {
   return 0;
 }
 
+// profile(true) notes from here on where the time of ops goes; profile(false) stops and gives a
+// list of {what =, calls =, seconds =, flops =}.
+static int profile(lua_State *L) {
+  Rille *r = binding_of(L);
+  OpProfile *ended = r->ctx->profile;
+  if (lua_toboolean(L, 1)) {
+    if (!ended) check_status(L, r, op_profile_new(&r->ctx->profile));
+    return 0;
+  }
+  lua_newtable(L); // an error here leaves the profile with the context
+  for (int i = 0; ended && i < ended->n; i++) {
+    const OpTime *row = &ended->rows[i];
+    lua_createtable(L, 0, 4);
+    lua_pushstring(L, row->what), lua_setfield(L, -2, "what");
+    lua_pushinteger(L, row->calls), lua_setfield(L, -2, "calls");
+    lua_pushnumber(L, row->seconds), lua_setfield(L, -2, "seconds");
+    lua_pushnumber(L, row->flops), lua_setfield(L, -2, "flops");
+    lua_rawseti(L, -2, i + 1);
+  }
+  op_profile_delete(ended);
+  r->ctx->profile = NULL;
+  return 1;
+}
+
 // ---- spans
 
 // spans(true) records from here on; spans(false) stops and forgets.
@@ -387,6 +412,7 @@ static const luaL_Reg core_functions[] = {
     {"clock", now},
     {"fail_at", fail_at},
     {"trim", trim},
+    {"profile", profile},
     {"spans", spans},
     {"span", span},
     {"spans_list", spans_list},

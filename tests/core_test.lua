@@ -3,6 +3,22 @@ local rille <const> = require "rille"
 local core <const> = rille.core
 local tensor <const> = rille.tensor
 
+check.test("a profile counts calls and flops by op, products by shape", function()
+  local a, b = rille.randn(2, 5, 3), rille.randn(5, 3, 4):requires_grad_()
+  rille.core.profile(true)
+  for _ = 1, 3 do a:view(5, 2, 3):matmul(b):sum():backward() end
+  local rows = {}
+  for _, row in ipairs(rille.core.profile(false)) do
+    rows[row.what] = row
+    check.ok(row.seconds > 0 and row.seconds < 5)
+  end
+  check.equal({ rows["matmul 10x3x4"].calls, rows["matmul 10x3x4"].flops },
+    { 3, 3 * 2.0 * 10 * 3 * 4 })
+  check.equal(rows["matmul 15x2x4"].calls, 3) -- the gradient of b
+  check.equal({ rows.sum.calls, rows.sum.flops }, { 3, 0.0 })
+  check.equal(rille.core.profile(false), {})
+end)
+
 check.test("param: declared without storage, placed at first touch, values follow seed and name",
   function()
     rille.manual_seed(7)

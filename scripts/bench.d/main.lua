@@ -20,7 +20,8 @@ bench - Rille's speed and memory beside its peers'; writes build/bench.json
   --llmc DIR         a checkout of github.com/karpathy/llm.c, whose CPU trainer is then built
   --no-compile       without torch.compile (its first compilation takes minutes)
   --out FILE         where the JSON goes
-  --profile          where the time of Rille's GPT step goes (perf); nothing else
+  --profile          where the time of Rille's GPT step goes, by op and by shape; nothing else
+  --functions        with --profile: by function too (perf)
 ]]
 
 local function fail(words)
@@ -41,6 +42,7 @@ local function parse(argv)
   local actions = {
     ["--quick"] = function() o.quick = true end,
     ["--profile"] = function() o.profile = true end,
+    ["--functions"] = function() o.functions = true end,
     ["--no-compile"] = function() o.compile = false end,
     ["--only"] = function() o.only[value()], o.any = true, false end,
     ["--python"] = function() o.python = value() end,
@@ -117,7 +119,10 @@ end
 local o = parse(arg)
 sides.prepare(o)
 if o.profile then
-  local code = sides.profile(o)
+  local code
+  for _, case in ipairs(cases) do
+    if case.name == (next(o.only) or "gpt") then code = sides.profile(o, case) end
+  end
   sides.finish(o)
   os.exit(code)
 end

@@ -75,6 +75,66 @@ function report.line(figure)
   io.stdout:flush()
 end
 
+-- Adds calls, seconds and flops of `part` to the row `name` of a list, made where it is missing.
+local function add_up(list, by_name, name, part)
+  local row = by_name[name] or { what = name, calls = 0, seconds = 0, flops = 0 }
+  if not by_name[name] then table.insert(list, row) end
+  by_name[name] = row
+  for _, key in ipairs { "calls", "seconds", "flops" } do row[key] = row[key] + part[key] end
+  row.best = math.max(row.best or 0, part.flops / part.seconds)
+end
+
+-- "total;what,calls,seconds,flops;..." of some steps -> the time of a step, kinds of ops, rows.
+local function read_profile(answers)
+  local total, kinds, by_kind, rows, by_what = 0, {}, {}, {}, {}
+  for _, answer in ipairs(answers) do
+    for part in answer:gmatch("[^;]+") do
+      local what, calls, seconds, flops = part:match("^(.*),(%d+),([^,]+),([^,]+)$")
+      local n = #answers
+      local row = { calls = (tonumber(calls) or 0) / n, flops = (tonumber(flops) or 0) / n,
+        seconds = tonumber(seconds or part) / n }
+      if what then
+        add_up(kinds, by_kind, what:match("^%S+"), row)
+        add_up(rows, by_what, what, row)
+      else
+        total = total + row.seconds
+      end
+    end
+  end
+  return total, kinds, rows
+end
+
+--- A profile, as the worker gives it for each of some steps: kinds of ops by their share of the
+--- step, and the products by shape with the share of the FMA peak that they reach.
+function report.profile(answers, facts)
+  local total, kinds, rows = read_profile(answers)
+  local rest = { what = "the rest", calls = 0, seconds = total, flops = 0 }
+  for _, kind in ipairs(kinds) do rest.seconds = rest.seconds - kind.seconds end
+  table.insert(kinds, rest)
+  local function by_time(a, b) return a.seconds > b.seconds end
+  table.sort(kinds, by_time)
+  table.sort(rows, by_time)
+  io.write(("%s, %d thread%s: %.0f ms a step; FMA peak %.0f GFLOP/s\n"):format(facts.what,
+    facts.threads, facts.threads > 1 and "s" or "", total * 1e3, facts.peak * 1e-9))
+  local function line(row)
+    local speed = row.is_shape and row.best or row.flops / row.seconds
+    local reached = row.flops > 0 and ("%4.0f%% of the peak%s"):format(100 * speed / facts.peak,
+      row.is_shape and " at best" or "") or ""
+    local text = ("  %5.1f%%  %-28s %4s x %7.2f ms  %s"):format(100 * row.seconds / total, row.what,
+      row.calls > 0 and ("%.0f"):format(row.calls) or "",
+      row.seconds * 1e3 / math.max(row.calls, 1), reached)
+    io.write((text:gsub("%s+$", "")), "\n")
+  end
+  for _, kind in ipairs(kinds) do
+    if kind.seconds >= 0.005 * total then line(kind) end
+  end
+  io.write("  the products by shape (rows x summed x columns)\n")
+  for _, row in ipairs(rows) do
+    row.is_shape = row.what:find(" ") ~= nil
+    if row.is_shape and row.seconds >= 0.005 * total then line(row) end
+  end
+end
+
 function report.kernels(lines)
   if #lines == 0 then return end
   io.write("\nkernels, as a share of the FMA peak or of the copy bandwidth beside them\n")

@@ -119,6 +119,15 @@ for line in io.lines() do
       collectgarbage() -- the next run finds its output's memory free, as PyTorch's out= does
     end
     print(table.concat(seconds, " "))
+  elseif line:find("^profile %d+$") then -- seconds; then what, calls, seconds, flops of each kind
+    core.profile(true)
+    local start, parts = clock(), {}
+    for _ = 1, tonumber(line:match("%d+")) do run() end
+    parts[1] = ("%.9f"):format(clock() - start)
+    for _, row in ipairs(core.profile(false)) do
+      table.insert(parts, ("%s,%d,%.9f,%.9g"):format(row.what, row.calls, row.seconds, row.flops))
+    end
+    print(table.concat(parts, ";"))
   elseif line == "stats" then
     print("peak_bytes=" .. peak_bytes() .. (type(result) == "number" and " loss=" .. result or ""))
   else

@@ -1,4 +1,5 @@
 -- sides - how each side of a benchmark is started, and what the machine is.
+local report = require "report"
 local worker = require "worker"
 local quote, capture = worker.quote, worker.capture
 
@@ -135,22 +136,46 @@ function sides.kernels(o)
   return lines
 end
 
---- Where the time of Rille's training step goes, function by function (perf samples the worker
---- while it answers "run 10"). Returns an exit code.
-function sides.profile(o)
-  local data = quote(o.scratch .. "/perf.data")
+local STEPS <const> = 5 -- of a profile
+
+-- Where the time of the step goes by op, and what share of the FMA peak the products reach.
+local function profile_ops(o, case, threads)
+  local probe = sides.start(o, "probe", case, threads).worker
+  local rille = sides.start(o, "rille", case, threads).worker
+  local answers, peak = {}, probe:numbers("fma")[1] or 0
+  for i = 1, STEPS do
+    answers[i] = rille:ask("profile 1")
+    peak = math.max(peak, probe:numbers("fma")[1] or 0)
+  end
+  probe:stop()
+  rille:stop()
+  if #answers < STEPS then
+    io.stderr:write("bench: no profile: ", tostring(rille.missing), "\n")
+    return false
+  end
+  report.profile(answers, { peak = peak * 1e9, threads = threads, what = case.what })
+  return true
+end
+
+-- Function by function: perf samples the worker while it answers "run 10".
+local function profile_functions(o, threads)
+  local data, listing = quote(o.scratch .. "/perf.data"), quote(o.scratch .. "/perf.txt")
+  local record = ("echo run 10 | OMP_NUM_THREADS=%d perf record -q -o %s %s %s gpt >%s 2>&1")
+    :format(threads, data, quote(o.rille), quote(o.folder .. "/rille.lua"), listing)
+  local show = ("perf report --stdio --no-children -F overhead,sym --percent-limit 1 -i %s "
+    .. "2>/dev/null | grep '%%' >%s"):format(data, listing)
+  if os.execute(record) and os.execute(show) then
+    io.write("  share of samples, function (perf)\n", (capture("cat " .. listing)), "\n")
+  else
+    io.write("  functions: needs perf (Debian: linux-perf), and leave to use it\n")
+  end
+end
+
+--- Where the time of Rille's training step goes. Returns an exit code.
+function sides.profile(o, case)
   for _, threads in ipairs(o.threads) do
-    io.write(("GPT 6 x 384, B 8, T 256, V 256, %d thread%s: share of samples, function\n"):format(
-      threads, threads > 1 and "s" or ""))
-    io.stdout:flush()
-    local record = ("echo run 10 | OMP_NUM_THREADS=%d perf record -q -o %s %s %s gpt >&2"):format(
-      threads, data, quote(o.rille), quote(o.folder .. "/rille.lua"))
-    local show = "perf report --stdio --no-children -F overhead,sym --percent-limit 0.4 -i " .. data
-    local ok = os.execute(record .. " && " .. show .. " 2>/dev/null | grep '%'")
-    if not ok then
-      io.stderr:write("bench: --profile needs perf (Debian: linux-perf), and leave to use it\n")
-      return 1
-    end
+    if not profile_ops(o, case, threads) then return 1 end
+    if o.functions then profile_functions(o, threads) end
   end
   return 0
 end

@@ -29,6 +29,7 @@
   X("RILLE_FAKE_LINK", "", "for tests: milliseconds that each message takes at least")             \
   X("RILLE_FAKE_SLOW", "", "for tests: rank:factor,... by which actions take longer")              \
   X("RILLE_TEST_PIECE", "1 GiB", "for tests: bytes of the pieces of a long message")               \
+  X("RILLE_VERIFY", "", "set by rille verify: where a run writes what it computes")                \
   X("RILLE_FAULT_WRITE", "", "[part of a path:]n: the n-th system call of a file writer fails")    \
   X("XDG_STATE_HOME", "~/.local/state", "the prompt keeps its history there")                      \
   X("NO_COLOR", "", "if set, no colours on the terminal")                                          \
@@ -43,6 +44,7 @@ static const char usage[] =
     "rille -n N script.lua ...       run N ranks of it on this machine (starts mpirun)\n"
     "rille info                      devices, libraries, versions\n"
     "rille schedule NAME|x.lua ...   draw, check and simulate a pipeline schedule\n"
+    "rille verify x.lua --a L --b L  run x.lua under two layouts, compare every bit\n"
     "rille --version, rille --help\n"
     "\n"
     "Exit codes: 0 ok, 1 error, 2 wrong usage, 3 non-finite loss, 75 stopped with a checkpoint.\n"
@@ -134,6 +136,17 @@ static int info(lua_State *L) {
   return 0;
 }
 
+// A tool that is a module of the library: module.main(arguments).
+static int run_tool(lua_State *L, int argc, char **argv, const char *module) {
+  set_arg(L, argc, argv, 1);
+  lua_getglobal(L, "require");
+  lua_pushstring(L, module);
+  lua_call(L, 1, 1);
+  lua_getfield(L, -1, "main");
+  lua_getglobal(L, "arg");
+  return runner_call(L, 1, 0) == LUA_OK ? 0 : runner_report(L);
+}
+
 // `rille schedule`: needs a Lua state only for schedules that are scripts.
 static int schedule_tool(int argc, char **argv) {
   bool has_script = false;
@@ -162,6 +175,7 @@ static int dispatch(lua_State *L, int argc, char **argv) {
   if (argc < 2) return runner_rille(L)->world > 1 ? no_prompt(L) : repl_run(L);
   const char *word = argv[1];
   if (strcmp(word, "info") == 0) return info(L);
+  if (strcmp(word, "verify") == 0) return run_tool(L, argc, argv, "rille.verify");
   if (strcmp(word, "-e") == 0)
     return argc < 3 ? usage_error("-e wants code", "") : run_code(L, argc, argv, 2);
   if (strcmp(word, "-i") == 0) {

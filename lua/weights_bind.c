@@ -259,6 +259,18 @@ static int fingerprint(lua_State *L) {
   return 1;
 }
 
+// unit_grad(parameter, unit): the gradient buffer of a unit's uses; nil if nothing is in it yet.
+static int unit_grad(lua_State *L) {
+  Rille *r = binding_of(L);
+  const Tensor *t = tensor_check(L, r, 1, "unit_grad: the parameter");
+  int64_t unit = integer_check(L, r, 2, "unit_grad: the unit");
+  for (int k = 0; t->param && k < t->param->n_uses; k++) {
+    const GradUse *use = &t->param->uses[k];
+    if (use->unit == unit && use->written) return push_flat(L, r, use->grad);
+  }
+  return lua_pushnil(L), 1;
+}
+
 static const luaL_Reg methods[] = {
     {"zero_grads", set_zero_grads},
     {"finish_grads", set_finish_grads},
@@ -280,7 +292,7 @@ static const luaL_Reg methods[] = {
 };
 static const luaL_Reg metamethods[] = {{"__gc", set_gc}, {NULL, NULL}};
 static const luaL_Reg functions[] = {
-    {"weightset", weightset}, {"fingerprint", fingerprint}, {NULL, NULL}};
+    {"weightset", weightset}, {"fingerprint", fingerprint}, {"unit_grad", unit_grad}, {NULL, NULL}};
 
 void weights_bind(lua_State *L, Rille *r, int rille) {
   box_bind(L, r, SET, methods, metamethods);

@@ -8,6 +8,7 @@ local core = rille.core
 local nn = require "rille.nn"
 local fail = require "rille.fail"
 local known = require "rille.known"
+local record = require "rille.record"
 local split = require "rille.split"
 
 local layout = {}
@@ -228,7 +229,7 @@ end
 --- microbatch.
 ---@return rille.Layout
 function layout.new(model, parallel, n_global, micro)
-  parallel = parallel or {}
+  parallel = record.layout(parallel or {})
   known("Trainer: parallel", parallel, parallel_names)
   local self = setmetatable({ model = model }, Layout)
   local comm = parallel.comm or core.comm_world()

@@ -17,6 +17,7 @@ local nn = require "rille.nn"
 local fail = require "rille.fail"
 local layouts = require "rille.layout"
 local optim = require "rille.optim"
+local record = require "rille.record"
 
 local pipeline = {}
 
@@ -91,13 +92,14 @@ local function call_scoped(unit, ...) return core.scope(unit, ...) end
 local function call_again(unit, ...) return core.scope(rille.checkpoint, unit, ...) end
 
 -- Runs the units of a stage on values; returns the last one's results, packed.
-local function run_units(self, stage, values, named, kept)
+local function run_units(self, stage, piece, values, named, kept)
   local l = self.layout
   local call = self.recompute and rille.is_grad_enabled() and call_again or call_scoped
   for u = l.first_unit[stage], l.last_unit[stage] do
     core.set_unit(u - 1)
     local inputs = values
     values = nn.call_unit(call, l.units[u], inputs, named)
+    if self.recorder then self.recorder:unit(stage, piece.mb, piece.at, u - 1, values) end
     drop_inputs(inputs, values, kept, named)
   end
   core.set_unit(#l.units)
@@ -176,7 +178,7 @@ local function forward(self, stage, mb, ins)
   nn.added_losses = {}
   local live = { ins = ins, stage = stage }
   local values, named, kept = inputs_of(self, stage, piece, ins)
-  values = run_units(self, stage, values, named, kept)
+  values = run_units(self, stage, piece, values, named, kept)
   local outs
   if self.wants_output and stage == self.layout.n_stages - 1 then
     outs, piece.output = {}, values
@@ -295,6 +297,7 @@ local function backward(self, stage, mb, half, douts, note)
   core.release(live.sum)
   for _, added in ipairs(live.added) do core.release(added.value) end
   live.outs, live.sum, live.added = nil, nil, nil
+  if self.recorder then self.recorder:gradients(stage, mb, piece.at, half) end
   if half == "B" then self.live[stage][mb] = nil end
   core.end_microbatch()
   local ins = live.ins
@@ -307,6 +310,7 @@ local function wgrad(self, stage, mb)
   self.live[stage][mb] = nil
   local tell = teller(self, stage)
   if live.wgrad then live.wgrad:run(tell) end
+  if self.recorder then self.recorder:gradients(stage, mb, self.now.pieces[mb + 1].at, "W") end
 end
 
 -- ---- reductions
@@ -463,7 +467,7 @@ local function pieces_of(self, batch, at)
   for mb = 0, l.m - 1 do
     local first, n = layouts.cut(l.n_samples, l.micro, mb)
     first = first + l.first_sample
-    pieces[mb + 1] = { batch = batch, first = first, n = n, at = at + first }
+    pieces[mb + 1] = { batch = batch, first = first, n = n, at = at + first, mb = mb }
   end
   return pieces
 end
@@ -751,6 +755,7 @@ function pipeline.new(options)
     table.insert(self.edges_from[edge.from], edge)
   end
   for _, stage in ipairs(l.local_stages) do self.live[stage] = {} end
+  self.recorder = record.new(l)
   make_tied_groups(self)
   align_clocks(self)
   make_exec(self)

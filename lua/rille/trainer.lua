@@ -146,6 +146,8 @@ function Trainer:update(batch, sums, step)
     losses = sums.added, skipped = not finite, stop = sums.stop,
   }
   self.last = result
+  local recorder = self.pipeline.recorder
+  if recorder then recorder:step(step, loss, norm) end
   return result
 end
 

@@ -272,6 +272,16 @@ Status param_place(Ctx *ctx, Param *param) {
   return ST_OK;
 }
 
+void param_unplace(Ctx *ctx, Param *param) {
+  Tensor *t = param->tensor;
+  if (!param->set) return;
+  leave_set(ctx, param);
+  storage_disown(t->storage);
+  storage_forget(ctx, t->storage);
+  t->storage = NULL;
+  t->offset = 0;
+}
+
 static Status flat_grad(Ctx *ctx, WeightSet *set) {
   if (set->grad) return ST_OK;
   return tensor_zeros(ctx, &ctx->cpu, set->grad_dtype, 1, &set->numel, MEM_GRADIENTS, &set->grad);

@@ -97,6 +97,9 @@ Status param_recipe(Ctx *ctx, Param *param, const Recipe *recipe);
 // another rank holds it.
 Status param_place(Ctx *ctx, Param *param);
 
+// Takes its storage away: the value is lost, and placed again it begins anew.
+void param_unplace(Ctx *ctx, Param *param);
+
 // The buffer that the gradient of `unit` goes to; *written says whether to add or to overwrite. The
 // caller marks it written. Borrowed.
 Status param_grad_buffer(Ctx *ctx, Param *param, int unit, GradUse **out);

@@ -111,6 +111,20 @@ static int elsewhere(lua_State *L) {
   return 0;
 }
 
+// is_placed(parameter): whether it has values here; unplace(parameter) takes them away.
+static int is_placed(lua_State *L) {
+  const Tensor *t = tensor_check(L, binding_of(L), 1, "is_placed: the parameter");
+  lua_pushboolean(L, t->param && t->param->set);
+  return 1;
+}
+
+static int unplace(lua_State *L) {
+  Rille *r = binding_of(L);
+  const Tensor *t = tensor_check(L, r, 1, "unplace: the parameter");
+  if (t->param) param_unplace(r->ctx, t->param);
+  return 0;
+}
+
 // tied_exchange(comm, parameter, units, ranks): every holder of a parameter gets the gradient
 // buffers of all units that use it; ranks[i] of the group runs units[i].
 static int exchange(lua_State *L) {
@@ -422,6 +436,8 @@ static const luaL_Reg core_functions[] = {
     {"seed", seed},
     {"tied_exchange", exchange},
     {"elsewhere", elsewhere},
+    {"is_placed", is_placed},
+    {"unplace", unplace},
     {NULL, NULL},
 };
 

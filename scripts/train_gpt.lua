@@ -52,7 +52,7 @@ local trainer = rille.Trainer {
   optimizer = { "adamw", lr = o.lr, betas = { 0.9, 0.95 }, weight_decay = o.weight_decay,
     clip = o.clip, schedule = { o.schedule, warmup = o.warmup, min = o.min_lr } },
   batch = { global = o.global, micro = o.micro }, parallel = o.parallel, recompute = o.recompute,
-  checkpoint = { every = o.save_every },
+  checkpoint = { every = o.save_every }, example = data.train:batch(0, o.micro),
 }
 -- n bytes after the prompt. Options that cannot be are told now, not after the training.
 local function write(n)

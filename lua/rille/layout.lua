@@ -187,13 +187,42 @@ local function schedule_of(self, parallel, m, tied)
   }
 end
 
-local function choose_split(self, by)
+-- Costs of the units as the first rank measures them, on all ranks.
+local function measured_costs(self, example, loss)
+  if not example then
+    fail.usage("parallel.split = \"time\" measures the units: give the Trainer example = {inputs, "
+      .. "targets}, a batch to run them on")
+  end
+  local COST <const>, words, costs, kept = "<dddd", {}, {}, {}
+  local all = self.mesh:all()
+  if all:rank() == 0 then
+    local x, y = example[1], example[2]
+    if not rille.is_tensor(x) then x = x:rows(0, math.min(self.micro, x.n)) end
+    if y and not rille.is_tensor(y) then y = y:rows(0, math.min(self.micro, y.n)) end
+    for i, c in ipairs(require "rille.profile"(self.units, loss, x, y)) do
+      words[i] = COST:pack(c[1], c[2], c[3], c.kept)
+    end
+  end
+  local text, at = all:broadcast(table.concat(words), 0), 1
+  while at <= #text do
+    local c = {}
+    c[1], c[2], c[3], c.kept, at = COST:unpack(text, at)
+    table.insert(costs, c)
+    table.insert(kept, c.kept)
+  end
+  return costs, kept
+end
+
+local function choose_split(self, by, example, loss)
   local names, params = {}, {}
   for i, unit in ipairs(self.units) do
     names[i] = unit._path == "" and unit._class or unit._path
     params[i] = unit:n_parameters()
   end
-  return split.choose { names = names, params = params, by = by, sched = self.sched }
+  local costs, kept
+  if by == "time" then costs, kept = measured_costs(self, example, loss) end
+  return split.choose { names = names, params = params, by = by, sched = self.sched, costs = costs,
+    kept = kept }
 end
 
 -- Which stage each unit is in, 0-based stages by 1-based unit.
@@ -222,13 +251,14 @@ local function hold(self)
     p.owner = self.sched:holder(p.stages[1]) -- who counts it in norms and writes it to checkpoints
     core.elsewhere(p.tensor, not p.is_here and ("stage %d, on rank %d of the pipeline"):format(
       p.stages[1], p.owner) or nil)
+    if not p.is_here then core.unplace(p.tensor) end
   end
 end
 
 --- How `model` lies on the ranks. parallel: as of the Trainer; n_global, micro: samples a step, a
---- microbatch.
+--- microbatch; example and loss: a batch to measure units on, and what ends the last one.
 ---@return rille.Layout
-function layout.new(model, parallel, n_global, micro)
+function layout.new(model, parallel, n_global, micro, example, loss)
   parallel = record.layout(parallel or {})
   known("Trainer: parallel", parallel, parallel_names)
   local self = setmetatable({ model = model }, Layout)
@@ -248,7 +278,7 @@ function layout.new(model, parallel, n_global, micro)
   self.m = (self.n_samples + self.micro - 1) // self.micro
   self.sched = schedule_of(self, parallel, self.m, {})
   self.n_stages = self.sched:stages()
-  self.split = choose_split(self, parallel.split)
+  self.split = choose_split(self, parallel.split, example, loss)
   assign(self, self.split.first)
   self.params = parameters_of(self)
   self.edges = named_edges(self)
@@ -260,6 +290,15 @@ function layout.new(model, parallel, n_global, micro)
   end
   hold(self)
   return self
+end
+
+--- How the model lies on the ranks, in words.
+function Layout:describe()
+  return ("layout: dp %d x pp %d, %s, %d microbatch%s of %d sample%s%s%s\n%s"):format(self.dp,
+    self.pp, self.sched:name(), self.m, self.m == 1 and "" or "es", self.micro,
+    self.micro == 1 and "" or "s", self.dp > 1 and " a replica" or "",
+    self.n_samples % self.micro > 0 and (" (the last of %d)"):format(self.n_samples % self.micro)
+    or "", self.split.text)
 end
 
 --- What metrics say of it.

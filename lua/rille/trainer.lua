@@ -31,6 +31,7 @@ local trainer = {}
 ---   batch       {global = samples a step, micro = samples a microbatch}
 ---   parallel    how the model lies on the ranks: {dp =, pp =, stages_per_rank =, pipeline =,
 ---               group =, split =}; default: all ranks are replicas
+---   example     a batch {inputs, targets} that parallel.split = "time" measures units on
 ---   recompute   true: keep only the inputs of each unit and run it again in backward
 ---   steps       how many are planned (schedules and the eta need it)
 ---   seed        of initial weights, dropout and data order (default 0)
@@ -50,7 +51,8 @@ function Trainer.new(options)
   }, Trainer)
   self.global, self.micro = trainer_options.batch(options.batch)
   if options.seed then rille.manual_seed(options.seed) end
-  self.layout = layouts.new(self.model, options.parallel, self.global, self.micro)
+  self.layout = layouts.new(self.model, options.parallel, self.global, self.micro, options.example,
+    self.loss)
   self.pipeline = pipeline.new {
     layout = self.layout, loss = self.loss, recompute = self.recompute,
   }
@@ -247,6 +249,7 @@ function Trainer:steps(loader, n)
     layout = self.layout:summary(),
   }
   self.metrics = metrics
+  if self.log > 0 and self.layout.mesh:all():size() > 1 then metrics:say(self.layout:describe()) end
   if self.step_count >= n and self.step_count > 0 then
     metrics:say(("%s is at step %d; nothing left to do of %d"):format(
       self.resumed and "the checkpoint" or "the training", self.step_count, n))

@@ -5,13 +5,14 @@ local fail = require "rille.fail"
 local known = require "rille.known"
 
 local names = {
-  "batch", "checkpoint", "fingerprint", "log", "loss", "model", "nonfinite", "optimizer", "out",
-  "parallel", "recompute", "seed", "steps",
+  "batch", "checkpoint", "example", "fingerprint", "log", "loss", "model", "nonfinite", "optimizer",
+  "out", "parallel", "recompute", "seed", "steps",
 }
 
 local kinds = {
   { "model", "module" }, { "loss", "function" }, { "optimizer", "string|table" },
   { "batch", "table" }, { "parallel", "table?" }, { "checkpoint", "table?" },
+  { "example", "table?" },
   { "recompute", "boolean?" }, { "steps", "count?" }, { "seed", "integer?" }, { "out", "path?" },
   { "log", "count?" }, { "fingerprint", "count?" }, { "nonfinite", "string?" },
 }

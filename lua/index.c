@@ -52,7 +52,7 @@ static void take_integer(Cursor *c, int64_t i) {
   c->entry++;
 }
 
-enum { ABSENT_SIZE = 3 };
+enum { ABSENT_SIZE = 3, MOST_PARTS = 4096 };
 static const int64_t ABSENT = INT64_MIN;
 
 // part[3] = start, stop, step; ABSENT where not given. Ends beyond the dimension are cut.
@@ -233,6 +233,62 @@ static void take_mask(Cursor *c, Tensor *mask) {
   reshape(c, ndim, shape);
   take_ids(c, ids);
   lua_remove(L, -2);
+}
+
+// ---- split
+
+// The sizes of the parts: from a list, or parts of `each` elements with a smaller last one.
+static int64_t *split_sizes(lua_State *L, Rille *r, Tensor *t, int64_t size, int *n) {
+  bool is_list = lua_istable(L, 2);
+  int64_t each = is_list ? 0 : integer_check(L, r, 2, "split: the size of a part"), sum = 0;
+  if (!is_list && each < 1) raise_value(L, r, "split: the size of a part must be at least 1");
+  int64_t count = is_list ? (int64_t)lua_rawlen(L, 2) : (size + each - 1) / each;
+  if (count > MOST_PARTS) raise_value(L, r, "split: more than %d parts", MOST_PARTS);
+  *n = (int)count;
+  int64_t *sizes = lua_newuserdatauv(L, (size_t)(count + 1) * sizeof *sizes, 0);
+  for (int i = 0; i < *n; i++) {
+    sizes[i] = each < size - sum ? each : size - sum;
+    if (is_list) {
+      lua_rawgeti(L, 2, i + 1);
+      sizes[i] = integer_check(L, r, -1, "split: a size");
+      lua_pop(L, 1);
+      if (sizes[i] < 0 || sizes[i] > size)
+        raise_value(L, r, "split: a size must be from 0 to %lld, got %lld", (long long)size,
+                    (long long)sizes[i]);
+    }
+    sum += sizes[i];
+  }
+  if (sum == size) return sizes;
+  Status status = fail(ST_ESHAPE, "split: the sizes make %lld, the dimension has %lld",
+                       (long long)sum, (long long)size);
+  raise_status(L, r, status, &t, 1);
+}
+
+// x:split(size, dim = 0) or x:split({sizes...}, dim = 0): views of the parts, in order.
+static int tensor_split(lua_State *L) {
+  Rille *r = binding_of(L);
+  Tensor *t = tensor_check(L, r, 1, "split: x");
+  int64_t dim = lua_isnoneornil(L, 3) ? 0 : integer_check(L, r, 3, "split: dim");
+  int64_t at = dim < 0 ? dim + t->ndim : dim;
+  if (at < 0 || at >= t->ndim) {
+    Status status = fail(ST_ERANGE, "split: there is no dimension %lld, valid are %d to %d",
+                         (long long)dim, -t->ndim, t->ndim - 1);
+    raise_status(L, r, fail_hint(status, "dimensions count from 0"), &t, 1);
+  }
+  lua_settop(L, 3);
+  int n;
+  const int64_t *sizes = split_sizes(L, r, t, t->shape[at], &n);
+  luaL_checkstack(L, n + 8, "parts");
+  int64_t start = 0;
+  for (int i = 0; i < n; i++) {
+    OpArgs args = {.n_list = -1};
+    args.v[0].i = at;
+    args.v[1].i = start;
+    args.v[2].i = start += sizes[i];
+    args.v[3].i = 1;
+    op_push(L, r, "slice", &t, 1, &args);
+  }
+  return n;
 }
 
 // ---- keys
@@ -452,4 +508,6 @@ void index_bind(lua_State *L, Rille *r, int methods) {
   lua_pushcclosure(L, tensor_newindex, 2);
   lua_setfield(L, -2, "__newindex");
   lua_pop(L, 1);
+  binding_push(L, r, tensor_split);
+  lua_setfield(L, methods, "split");
 }

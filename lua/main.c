@@ -122,18 +122,48 @@ static int run_code(lua_State *L, int argc, char **argv, int code) {
   return runner_call(L, n, 0) == LUA_OK ? 0 : runner_report(L);
 }
 
+// What of the optional parts was found.
+static void print_libraries(void) {
+  const char *const implementations[] = {"openmpi", "mpich"};
+  printf("libraries libedit; MPI:");
+  int n = 0;
+  for (int i = 0; i < 2; i++)
+    if (launch_has_plugin(implementations[i])) printf("%s %s", n++ ? "," : "", implementations[i]);
+  puts(n ? "" : " not found when Rille was built (make deps says what to install, then make)");
+}
+
+// Who is where: a line a rank, from the first one.
+static Status print_ranks(const Rille *r) {
+  Comm *world;
+  TRY(comm_world(&world));
+  printf("ranks     %d\n", r->world);
+  for (int rank = 0; rank < r->world; rank++) {
+    const CommPlace *place = comm_place(world, rank);
+    printf("  rank %-4d on %s (node %d), process %d, may use %d core%s\n", rank, place->node,
+           place->node_index, place->pid, place->cores, place->cores == 1 ? "" : "s");
+  }
+  return ST_OK;
+}
+
 static int info(lua_State *L) {
   const Rille *r = runner_rille(L);
   char memory[32];
-  printf("rille %s, %s\n", RILLE_VERSION, LUA_RELEASE);
-  printf("devices   cpu (%ld cores online), meta\n", sysconf(_SC_NPROCESSORS_ONLN));
   OpsCpu cpu = ops_cpu();
+  if (r->rank > 0) return 0;
+  printf("rille %s, %s\n", RILLE_VERSION, LUA_RELEASE);
+  printf("devices   cpu (%ld cores online), meta; no GPU: there are no kernels for one yet\n",
+         sysconf(_SC_NPROCESSORS_ONLN));
   printf("kernels   %s, products by %s, %d thread%s%s\n", cpu.level, cpu.blas, cpu.n_threads,
          cpu.n_threads == 1 ? "" : "s", cpu.pinned ? ", pinned" : "");
+  print_libraries();
   printf("memory    limit %s\n", format_bytes(memory, sizeof memory, pool_limit(r->ctx->pool)));
-  printf("ranks     rank %d of %d%s\n", r->rank, r->world,
-         r->world > 1 ? "" : " (no launcher found)");
-  return 0;
+  if (r->world == 1) {
+    printf("ranks     1 (no launcher found: rille -n 4 or mpirun starts several)\n");
+    return 0;
+  }
+  if (print_ranks(r) == ST_OK) return 0;
+  fprintf(stderr, "rille: %s\n", status_message());
+  return EXIT_ERROR;
 }
 
 // A tool that is a module of the library: module.main(arguments).

@@ -4,6 +4,33 @@ local tensor <const> = rille.tensor
 
 local x <const> = rille.arange(24):to("f32"):reshape(2, 3, 4)
 
+check.test("split: views of the parts, by one size or by sizes, with gradients", function()
+  local v = rille.arange(7)
+  local a, b, c = v:split(3)
+  check.equal({ a:tolist(), b:tolist(), c:tolist() }, { { 0, 1, 2 }, { 3, 4, 5 }, { 6 } })
+  local y = rille.arange(12):view(2, 6)
+  local d, e, f = y:split({ 1, 0, 5 }, -1)
+  check.equal({ d:tolist(), { e:shape() }, f:tolist() },
+    { { { 0 }, { 6 } }, { 2, 0 }, { { 1, 2, 3, 4, 5 }, { 7, 8, 9, 10, 11 } } })
+  check.equal(select("#", rille.zeros(0, 2):split(2)), 0)
+  rille.gradcheck(function(t)
+    local left, middle, right = t:split({ 2, 1, 2 }, 1)
+    return left * 2 + right, middle:exp()
+  end, { rille.randn(3, 5) })
+  rille.gradcheck(function(t) -- of a view that is not contiguous
+    local up, down = t:t():split(3, 0)
+    return up * up, down
+  end, { rille.randn(2, 5) })
+  a[0] = 9
+  check.equal(v[0]:item(), 9)
+  check.raises(function() y:split({ 1, 2 }, 1) end,
+    "split: the sizes make 3, the dimension has 6", "i64%[2, 6%]")
+  check.raises(function() y:split(0) end, "at least 1")
+  check.raises(function() y:split({ -1, 3 }, 0) end, "from 0 to 2, got %-1")
+  check.raises(function() y:split(1, 2) end, "split: there is no dimension 2, valid are %-2 to 1")
+  check.raises(function() y:split() end, "split: the size of a part must be an integer")
+end)
+
 check.test("integers take an entry, from the end if negative", function()
   check.equal(x[0][1], {4.0, 5.0, 6.0, 7.0})
   check.equal(x[-1][-1][-1]:item(), 23.0)

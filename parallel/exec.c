@@ -36,6 +36,7 @@ struct Exec {
   Parcel **box;       // [messages] what has arrived and not been consumed, or waits to be sent
   ExecSpan *span;     // [row->count]
   const Action *now;
+  bool has_failed; // a run ended with an error
 };
 
 // ---- messages and where they are kept
@@ -279,11 +280,27 @@ static Status run(Exec *exec, int forward_mbs) {
   return finish(exec);
 }
 
+// After an error one rank alone can begin anew; several no longer agree on what has been sent.
+static Status recover(Exec *exec) {
+  if (!exec->has_failed) return ST_OK;
+  if (exec->comm->size > 1)
+    return fail_hint(fail(ST_ESTATE, "an earlier step of this pipeline has failed on this rank"),
+                     "other ranks wait in that step: end the run, do not catch its errors");
+  for (int64_t k = 0; k < sched_messages(exec->sched); k++) {
+    parcel_delete(exec->ctx, exec->box[k]);
+    exec->box[k] = NULL;
+  }
+  exec->has_failed = false;
+  return ST_OK;
+}
+
 static Status run_polled(Exec *exec, int forward_mbs) {
+  TRY(recover(exec));
   exec->comm->on_poll = on_poll;
   exec->comm->poll_user = exec;
   Status status = run(exec, forward_mbs);
   exec->comm->on_poll = NULL;
+  exec->has_failed = status != ST_OK;
   return status;
 }
 

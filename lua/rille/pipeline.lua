@@ -536,11 +536,18 @@ function Pipeline:forward_backward(batch, at)
   for _, bucket in ipairs(self.buckets) do bucket.is_ready = false end
   for _, stage in ipairs(l.local_stages) do self.live[stage], self.left[stage] = {}, l.m end
   nn.staged_updates = {}
+  if self.is_broken and self.all:size() > 1 then
+    fail("an earlier step failed on this rank, and the error was caught: other ranks wait in that "
+      .. "step\n  hint: let the error end the run")
+  end
+  self.is_broken = true
   self.exec:run()
   gather_spans(self)
   for _, reduction in ipairs(self.started) do reduction:wait() end
   apply_staged(self)
-  return gather(self)
+  local sums = gather(self)
+  self.is_broken = false
+  return sums
 end
 
 -- Forward passes of pieces that this replica runs, as many at a time as the schedule has.

@@ -145,9 +145,20 @@ static int group_all_reduce(lua_State *L) {
 
 static const char SUM[] = "rille.sum";
 
+// It is anchored in the registry until it is done: the transport writes to its memory.
 typedef struct SumBox {
   CommCollective *sum; // NULL: done
+  int anchor;
 } SumBox;
+
+// Waits for a box's sum, which may then be collected.
+static void finish_sum(lua_State *L, Rille *r, CommCollective **sum, int anchor, const char *what) {
+  CommCollective *running = *sum;
+  if (!running) return;
+  *sum = NULL;
+  luaL_unref(L, LUA_REGISTRYINDEX, anchor);
+  check_status(L, r, comm_collective_wait(running, what));
+}
 
 // group:all_reduce_start(t) -> an object whose wait() returns when t holds the sum.
 static int group_all_reduce_start(lua_State *L) {
@@ -167,13 +178,85 @@ static int group_all_reduce_start(lua_State *L) {
 static int sum_wait(lua_State *L) {
   Rille *r = binding_of(L);
   SumBox *box = box_check(L, r, 1, SUM);
-  CommCollective *sum = box->sum;
-  box->sum = NULL;
-  if (sum) check_status(L, r, comm_collective_wait(sum, "a sum over replicas"));
+  finish_sum(L, r, &box->sum, box->anchor, "a sum over replicas");
   return 0;
 }
 
 static const luaL_Reg sum_methods[] = {{"wait", sum_wait}, {NULL, NULL}};
+
+// ---- strings of all ranks, under way
+
+static const char GATHER[] = "rille.gather";
+
+// Each rank's cell is its string behind its length; a sum with zeros elsewhere gathers them.
+typedef struct GatherBox {
+  Comm *comm;
+  CommCollective *sum; // NULL: done
+  int anchor;
+  unsigned char *cells;
+  int64_t cell;
+} GatherBox;
+
+// group:all_gather_start(s, cell) -> an object whose wait() gives what all_gather gives; strings of
+// more than `cell` bytes cost a second round.
+static int group_all_gather_start(lua_State *L) {
+  Rille *r = binding_of(L);
+  Comm *comm = self_comm(L, r);
+  size_t length;
+  const char *text = luaL_checklstring(L, 2, &length);
+  int64_t cell = integer_check(L, r, 3, "all_gather_start: the cell"), n = (int64_t)length;
+  if (cell < 1 || cell > 1 << 30)
+    raise_value(L, r, "all_gather_start: a cell of %d to %d bytes", 1, 1 << 30);
+  cell += (int64_t)sizeof n;
+  GatherBox *box = box_push(L, GATHER, sizeof *box);
+  unsigned char *cells = lua_newuserdatauv(L, (size_t)(cell * comm->size), 0);
+  lua_createtable(L, 3, 0); // what lives as long: cells, the group, the string
+  lua_pushvalue(L, -2), lua_rawseti(L, -2, 1);
+  lua_pushvalue(L, 1), lua_rawseti(L, -2, 2);
+  lua_pushvalue(L, 2), lua_rawseti(L, -2, 3);
+  lua_setiuservalue(L, -3, 1);
+  lua_pop(L, 1);
+  memset(cells, 0, (size_t)(cell * comm->size));
+  unsigned char *mine = cells + cell * comm->rank;
+  memcpy(mine, &n, sizeof n);
+  if (n + (int64_t)sizeof n <= cell) memcpy(mine + sizeof n, text, length);
+  *box = (GatherBox){comm, NULL, LUA_NOREF, cells, cell};
+  check_status(L, r,
+               comm_all_reduce_start(comm, r->ctx->pool, cells, cell * comm->size, DT_U8,
+                                     REDUCE_SUM, &box->sum));
+  return 1;
+}
+
+static int gather_wait(lua_State *L) {
+  Rille *r = binding_of(L);
+  GatherBox *box = box_check(L, r, 1, GATHER);
+  if (!box->sum) raise_value(L, r, "wait: this has been waited for");
+  finish_sum(L, r, &box->sum, box->anchor, "what other ranks say of a step");
+  bool fits = true;
+  for (int i = 0; i < box->comm->size; i++) {
+    int64_t n;
+    memcpy(&n, box->cells + box->cell * i, sizeof n);
+    fits = fits && n + (int64_t)sizeof n <= box->cell;
+  }
+  lua_getiuservalue(L, 1, 1);
+  if (!fits) {
+    lua_rawgeti(L, -1, 2), lua_getfield(L, -1, "all_gather"), lua_insert(L, -2);
+    lua_rawgeti(L, -3, 3);
+    lua_call(L, 2, 1);
+    return 1;
+  }
+  lua_createtable(L, box->comm->size, 0);
+  for (int i = 0; i < box->comm->size; i++) {
+    int64_t n;
+    const unsigned char *at = box->cells + box->cell * i;
+    memcpy(&n, at, sizeof n);
+    lua_pushlstring(L, (const char *)at + sizeof n, (size_t)n);
+    lua_rawseti(L, -2, i + 1);
+  }
+  return 1;
+}
+
+static const luaL_Reg gather_methods[] = {{"wait", gather_wait}, {NULL, NULL}};
 
 // group:all_gather(s) -> the list of all ranks' strings, rank 0's at 1.
 static int group_all_gather(lua_State *L) {
@@ -251,6 +334,7 @@ static const luaL_Reg group_methods[] = {
     {"broadcast", group_broadcast},
     {"all_reduce", group_all_reduce},
     {"all_reduce_start", group_all_reduce_start},
+    {"all_gather_start", group_all_gather_start},
     {"all_gather", group_all_gather},
     {"agree", group_agree},
     {"place", group_place},
@@ -413,6 +497,7 @@ void comm_bind(lua_State *L, Rille *r, int rille) {
   box_bind(L, r, COMM, group_methods, group_meta);
   box_bind(L, r, MESH, mesh_methods, mesh_meta);
   box_bind(L, r, SUM, sum_methods, NULL);
+  box_bind(L, r, GATHER, gather_methods, NULL);
   lua_getfield(L, rille, "core");
   binding_register(L, r, functions);
   lua_pop(L, 1);

@@ -273,9 +273,10 @@ function checkpoint.resume(trainer, path)
 end
 
 --- After each step of the loop: a checkpoint when one is due, and the end when somebody asked any
---- rank for it (signal: the name of what it got).
-function checkpoint.after_step(trainer, metrics, signal)
-  local due = trainer.checkpoint_every > 0 and trainer.step_count % trainer.checkpoint_every == 0
+--- rank for it (signal: the name of what it got). is_latest: no step has been run since.
+function checkpoint.after_step(trainer, metrics, is_latest, signal)
+  local every = trainer.checkpoint_every
+  local due = is_latest and every > 0 and trainer.step_count % every == 0
   if due or (signal and trainer.out) then checkpoint.save(trainer) end
   if not signal then return end
   metrics:say(("%s: stopped after step %d%s"):format(signal, trainer.step_count,

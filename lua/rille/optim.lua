@@ -176,13 +176,11 @@ end
 --- a factor.
 --- An entry of `named` may say more, where a model lies on several ranks: place (parameters of
 --- one place share a flat set), unit (the first that uses it), order (in the model), is_counted
---- (false: another rank counts it in the norm). others: replicas (sets are padded so that they
---- divide), combine (a function from this rank's list of {order, norm} to the whole model's, in
---- order).
+--- (false: another rank counts it in the norm). replicas: sets are padded so that they divide.
 ---@param named table[]
 ---@param spec table|string
----@param others table?
-function optim.new(named, spec, others)
+---@param replicas integer?
+function optim.new(named, spec, replicas)
   if type(spec) == "string" then spec = { spec } end
   if type(named) ~= "table" or #named == 0 then
     fail("optim.new: a list of {name, parameter} such as model:named_parameters() is wanted, "
@@ -213,7 +211,7 @@ function optim.new(named, spec, others)
     clip_norm = clip_norm, steps_done = 0, named = named,
     schedule = optim.schedule(spec.schedule or "constant"),
     groups = spec.groups or default_groups(o),
-    replicas = others and others.replicas or 1, combine = others and others.combine,
+    replicas = replicas or 1,
   }, Optimizer)
   self:gather()
   return self
@@ -248,20 +246,24 @@ function Optimizer:zero_grad()
   for _, part in ipairs(self.sets) do part.set:zero_grads() end
 end
 
---- The global norm of all gradients: squares in f64 per parameter, summed in the model's order of
---- parameters;
---- for infinity = true the largest magnitude.
-function Optimizer:grad_norm(infinity)
-  for _, part in ipairs(self.sets) do part.norms = part.set:grad_norms(infinity == true) end
-  local norms = {}
+local function is_largest(clip_norm) return clip_norm == math.huge or clip_norm == "inf" end
+
+--- What this rank's parameters contribute to the norm: a list of {order, value}: sums of squares in
+--- f64, or largest magnitudes where the norm is the infinity norm.
+function Optimizer:norms()
+  local infinity, norms = is_largest(self.clip_norm), {}
+  for _, part in ipairs(self.sets) do part.norms = part.set:grad_norms(infinity) end
   for _, place in ipairs(self.places) do
-    local is_counted = place.entry.is_counted ~= false -- elsewhere, if several ranks have it
-    if is_counted then
+    if place.entry.is_counted ~= false then -- elsewhere, if several ranks have it
       table.insert(norms, { place.entry.order or #norms, place.part.norms[place.index] })
     end
   end
-  if self.combine then norms = self.combine(norms) end
-  local total = 0.0
+  return norms
+end
+
+--- The global norm from all parameters' contributions, summed in the model's order.
+function Optimizer:norm_of(norms)
+  local infinity, total = is_largest(self.clip_norm), 0.0
   for _, norm in ipairs(norms) do
     local value = norm[2]
     if not infinity then
@@ -273,6 +275,9 @@ function Optimizer:grad_norm(infinity)
   return infinity and total or math.sqrt(total)
 end
 
+--- The global norm of all gradients of one process.
+function Optimizer:grad_norm() return self:norm_of(self:norms()) end
+
 --- The learning rate of a step (from 1).
 function Optimizer:lr(step, total)
   expect("lr", "step", step, "number")
@@ -280,24 +285,27 @@ function Optimizer:lr(step, total)
   return self.options.lr * self.schedule(step, total)
 end
 
---- One update. scale multiplies the gradients (default 1); returns the norm of the scaled gradients
---- before
---- clipping, and the learning rate. With skip_nonfinite, a norm that is not finite changes nothing.
-function Optimizer:step(scale, total, skip_nonfinite)
-  expect("step", "scale", scale, "number?")
-  expect("step", "total", total, "number?")
-  scale = scale or 1
-  local norm = self:grad_norm(self.clip_norm == math.huge or self.clip_norm == "inf") * scale
-  local lr = self:lr(self.steps_done + 1, total)
-  local finite = norm - norm == 0
-  if not finite and skip_nonfinite then return norm, lr, false end
-  if self.clip and norm > self.clip then scale = scale * (self.clip / norm) end
+--- One update, the gradients multiplied by `scale`; returns the learning rate.
+function Optimizer:apply(scale, total)
   self.steps_done = self.steps_done + 1
+  local lr = self:lr(self.steps_done, total)
   for _, part in ipairs(self.sets) do
     self.kind.step(part.set, self.options, part.group, lr * (part.group.lr or 1), scale,
       self.steps_done)
   end
-  return norm, lr, finite
+  return lr
+end
+
+--- One update. scale multiplies the gradients (default 1); returns the norm of the scaled gradients
+--- before clipping, and the learning rate. With skip_nonfinite, a norm that is not finite changes
+--- nothing. norms: the whole model's, where other ranks have a part of it.
+function Optimizer:step(scale, total, skip_nonfinite, norms)
+  scale = scale or 1
+  local norm = self:norm_of(norms or self:norms()) * scale
+  local finite = norm - norm == 0
+  if not finite and skip_nonfinite then return norm, self:lr(self.steps_done + 1, total), false end
+  if self.clip and norm > self.clip then scale = scale * (self.clip / norm) end
+  return norm, self:apply(scale, total), finite
 end
 
 local MASTER = 2 -- the state index of the f32 copy of bf16 weights

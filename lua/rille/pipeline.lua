@@ -18,6 +18,7 @@ local fail = require "rille.fail"
 local layouts = require "rille.layout"
 local optim = require "rille.optim"
 local record = require "rille.record"
+local report = require "rille.report"
 
 local pipeline = {}
 
@@ -369,75 +370,52 @@ end
 
 -- ---- a pass
 
--- A rank's part of a step's sums, as a string for the others, and back. -1: not known.
-local SUMS <const>, ADDED <const> = "<i1ddddz", "<s4i4i4i4d"
-
-local function pack_sums(mine)
-  local parts = { SUMS:pack(mine.has_loss and 1 or 0, mine.loss, mine.count, mine.slots or -1,
-    mine.expected or -1, mine.stop or "") }
-  for _, a in ipairs(mine.added) do
-    table.insert(parts, ADDED:pack(a.name, a.mb, a.unit, a.k, a.value))
-  end
-  return table.concat(parts)
-end
-
--- A number that was an integer before it was packed.
-local function whole(x) return math.tointeger(x) or x end
-
-local function unpack_sums(text)
-  local has_loss, loss, count, slots, expected, stop, at = SUMS:unpack(text)
-  local sums = {
-    has_loss = has_loss == 1, loss = loss, count = whole(count), added = {}, stop = stop,
-    slots = slots >= 0 and whole(slots) or nil, expected = expected >= 0 and whole(expected) or nil,
-  }
-  while at <= #text do
-    local a = {}
-    a.name, a.mb, a.unit, a.k, a.value, at = ADDED:unpack(text, at)
-    table.insert(sums.added, a)
-  end
-  return sums
-end
-
--- Added losses by name, each summed in the order in which one process meets them.
-local function sum_added(list)
-  table.sort(list, function(a, b)
-    for _, key in ipairs { "rank", "mb", "unit", "k" } do
-      if a[key] ~= b[key] then return a[key] < b[key] end
-    end
-    return false
-  end)
-  local by_name = {}
-  for _, added in ipairs(list) do by_name[added.name] = (by_name[added.name] or 0) + added.value end
-  return by_name
-end
-
--- What all ranks know after a pass: the loss, counts, added losses.
-local function gather(self)
-  local now, l = self.now, self.layout
+-- This rank's part of what a step gives.
+local function my_sums(self, norms)
+  local now = self.now
   local mine = {
     loss = 0.0, count = 0, slots = now.slots, expected = now.expected, added = now.added,
     has_loss = self.has_loss, stop = core.stop_requested() or "",
+    norms = self.layout.mesh:at("dp") == 0 and norms or {}, -- replicas have the same gradients
   }
   for _, piece in ipairs(now.pieces) do
     if piece.loss then mine.loss, mine.count = mine.loss + piece.loss, mine.count + piece.count end
   end
-  local sums = { loss = 0.0, count = 0, samples = now.samples, slots = nil, expected = nil }
-  local parts, added = self.all:size() > 1 and self.all:all_gather(pack_sums(mine)) or { mine }, {}
-  for r, part in ipairs(parts) do
-    if type(part) == "string" then part = unpack_sums(part) end
-    if part.has_loss then
-      sums.loss, sums.count = sums.loss + part.loss, sums.count + part.count
-      sums.slots = sums.slots or part.slots
+  return mine
+end
+
+--- slots / count of the step, if this rank can know it before others have told: from the targets.
+---@return number? scale
+function Pipeline:scale_in_advance()
+  local now, loss = self.now, self.loss
+  if is_sum(loss) then return 1 end
+  if type(loss) ~= "table" or not loss.count or #now.added > 0 then return nil end
+  local y = now.batch[2]
+  if not y then return nil end
+  local count = loss.count(rows_of(now.batch, 2, 0, now.samples))
+  return count > 0 and math.max(y:numel(), 1) / count or nil
+end
+
+--- Starts telling all ranks what the step gave: wait() of the result returns loss, count, slots,
+--- norms, added losses by name, stop (the name of a signal that a rank got). norms: as
+--- Optimizer:norms() gives them.
+---@return {wait: fun(): table}
+function Pipeline:report(norms)
+  local mine, n_samples, sums = my_sums(self, norms), self.now.samples, nil
+  local l = self.layout
+  local gather = self.all:size() > 1
+    and self.all:all_gather_start(report.pack(mine), report.size(#self.layout.params))
+  local function wait()
+    if sums then return sums end
+    local parts = { mine }
+    if gather then
+      parts = gather:wait()
+      for r, text in ipairs(parts) do parts[r] = report.unpack(text) end
     end
-    sums.expected = sums.expected or part.expected
-    if part.stop ~= "" then sums.stop = sums.stop or part.stop end
-    for _, a in ipairs(part.added) do
-      a.rank = l.mesh:at("dp", r - 1)
-      table.insert(added, a)
-    end
+    sums = report.combine(parts, n_samples, function(r) return l.mesh:at("dp", r - 1) end)
+    return sums
   end
-  sums.added = sum_added(added)
-  return sums
+  return { wait = wait }
 end
 
 -- Buffers that forward passes changed: in the order of microbatches, once a step. Replicas have
@@ -482,11 +460,19 @@ local function align_clocks(self)
   self.clocks, self.clock_errors = self.pp_comm:align_clocks()
 end
 
+-- The latest step's spans by rank; nil if there was none.
+local function spans_of(self)
+  if self.spans_coming then self.spans, self.spans_coming = self.spans_coming:wait(), nil end
+  return self.spans
+end
+
 -- The spans of all ranks of this pipeline, for a ledger or a drawing.
 local function gather_spans(self)
+  if self.layout.pp == 1 then return end
+  spans_of(self) -- of the step before: done by now
   self.steps_run = (self.steps_run or 0) + 1
-  self.spans = self.pp_comm:all_gather(self.exec:spans())
   self.spans_clocks = self.clocks
+  self.spans_coming = self.pp_comm:all_gather_start(self.exec:spans(), self.spans_bytes)
   if self.steps_run % REALIGN == 0 then align_clocks(self) end
 end
 
@@ -499,13 +485,15 @@ local function sum_by_name(list)
   return sums
 end
 
---- The bubble ledger of the latest step, on the first rank of a pipeline (elsewhere nil): seconds
---- of idle time summed over its ranks, by cause, and who was late.
+--- The bubble ledger of the latest step (or of the one before, for which nobody is waited for), on
+--- the first rank of a pipeline (elsewhere nil): seconds of idle time summed over its ranks, by
+--- cause, and who was late.
 ---@return table? {share = of all ranks' time, idle =, causes = {warm_up =, ...}, idle_by_rank =,
 --- late_rank =, slow_rank = the one that stays late}
-function Pipeline:bubble()
-  if self.layout.pp == 1 or self.layout.rank > 0 or not self.spans then return nil end
-  local ledger = self.layout.sched:ledger(self.spans, self.spans_clocks)
+function Pipeline:bubble(is_latest)
+  local spans = is_latest and spans_of(self) or self.spans
+  if self.layout.rank > 0 or not spans then return nil end
+  local ledger = self.layout.sched:ledger(spans, self.spans_clocks)
   local idle = 0.0
   for _, seconds in ipairs(ledger.idle) do idle = idle + seconds end
   self.watch = self.watch or {}
@@ -521,13 +509,14 @@ end
 --- was measured. On the first rank of a pipeline; elsewhere nil.
 ---@return string? svg
 function Pipeline:timeline()
-  if self.layout.rank > 0 or not self.spans then return nil end
-  return (self.layout.sched:compare(self.spans, self.spans_clocks))
+  local spans = spans_of(self)
+  if self.layout.rank > 0 or not spans then return nil end
+  return (self.layout.sched:compare(spans, self.spans_clocks))
 end
 
 --- Forward and backward of a global batch: gradients are summed over microbatches and ranks, to be
---- multiplied by sums.slots / sums.count (slots alone for a summed loss). at: the global index of
---- the batch's first sample.
+--- multiplied by slots / count (a summed loss: as they are), which report() knows. at: the global
+--- index of the batch's first sample.
 function Pipeline:forward_backward(batch, at)
   local l = self.layout
   self.now = { batch = batch, pieces = pieces_of(self, batch, at), added = {},
@@ -545,9 +534,7 @@ function Pipeline:forward_backward(batch, at)
   gather_spans(self)
   for _, reduction in ipairs(self.started) do reduction:wait() end
   apply_staged(self)
-  local sums = gather(self)
   self.is_broken = false
-  return sums
 end
 
 -- Forward passes of pieces that this replica runs, as many at a time as the schedule has.
@@ -570,7 +557,7 @@ local function gather_pieces(self, mine)
     while at <= #text do
       local part = {}
       part.k, part.loss, part.count, at = PIECE:unpack(text, at)
-      part.count = whole(part.count)
+      part.count = report.whole(part.count)
       table.insert(list, part)
     end
   end
@@ -672,22 +659,6 @@ end
 
 -- ---- parameters
 
--- A list of {order, norm} of every pipeline rank, in the order of the model's parameters.
-local function combine_norms(self, mine)
-  local NORM <const>, words, list = "<i8d", {}, {}
-  for i, norm in ipairs(mine) do words[i] = NORM:pack(norm[1], norm[2]) end
-  for _, text in ipairs(self.pp_comm:all_gather(table.concat(words))) do
-    local at = 1
-    while at <= #text do
-      local order, norm
-      order, norm, at = NORM:unpack(text, at)
-      table.insert(list, { order, norm })
-    end
-  end
-  table.sort(list, function(a, b) return a[1] < b[1] end)
-  return list
-end
-
 --- An optimizer over the parameters that this rank holds; norms are the whole model's.
 function Pipeline:optimizer(spec)
   local l, named = self.layout, {}
@@ -697,10 +668,7 @@ function Pipeline:optimizer(spec)
         place = p.tied and "tied " .. p.group or "stage " .. p.stages[1], unit = p.units[1] })
     end
   end
-  local optimizer = optim.new(named, spec, {
-    replicas = l.dp,
-    combine = l.pp > 1 and function(norms) return combine_norms(self, norms) end or nil,
-  })
+  local optimizer = optim.new(named, spec, l.dp)
   self.buckets = order_of_buckets(self, optimizer)
   return optimizer
 end
@@ -765,6 +733,10 @@ function pipeline.new(options)
   self.recorder = record.new(l)
   make_tied_groups(self)
   align_clocks(self)
+  self.spans_bytes = 0 -- of the longest list
+  for rank = 0, l.pp - 1 do
+    self.spans_bytes = math.max(self.spans_bytes, 48 * #l.sched:row(rank))
+  end
   make_exec(self)
   return self
 end

@@ -96,6 +96,8 @@ local function check_data(where, batch)
   end
 end
 
+local function is_sum(self) return type(self.loss) == "table" and self.loss.reduction == "sum" end
+
 local function explain_nonfinite(self, batch, what, value)
   local where = self.pipeline:first_nonfinite(batch, self.samples_seen)
   local shown = value ~= value and "nan" or value > 0 and "inf" or "-inf"
@@ -118,39 +120,97 @@ function Trainer:step(batch)
   local step = self.step_count + 1
   core.begin_step(step)
   self.optimizer:zero_grad()
-  local sums = self.pipeline:forward_backward(batch, self.samples_seen)
-  return self:update(batch, sums, step)
+  self.pipeline:forward_backward(batch, self.samples_seen)
+  return self:update(batch, step)
 end
 
--- The second half of a step: scale, check, update.
-function Trainer:update(batch, sums, step)
-  local is_sum = type(self.loss) == "table" and self.loss.reduction == "sum"
-  if sums.count == 0 and not is_sum then
+-- What a step gives, where the other ranks have not told yet: reading a field waits for them.
+local Pending = {}
+local told = { loss = true, grad_norm = true, count = true, losses = true, skipped = true,
+  stop = true }
+function Pending.__index(r, key)
+  local complete = told[key] and rawget(r, "complete")
+  if not complete then return nil end
+  complete()
+  return rawget(r, key)
+end
+
+-- Refuses sums from which no update follows.
+local function check_sums(self, sums, step)
+  if is_sum(self) then return end
+  if sums.count == 0 then
     fail("step %d: no target counts (all %d are ignored): there is no mean loss", step,
       sums.slots)
   end
-  if sums.expected and not is_sum and sums.expected ~= sums.count then
+  if sums.expected and sums.expected ~= sums.count then
     fail("step %d: add_loss needs to know in advance how many targets count (%d expected, "
       .. "%d found): give the loss a function count(target)", step, sums.expected, sums.count)
   end
-  local loss = is_sum and sums.loss or sums.loss / sums.count
+end
+
+local function loss_of(self, sums)
+  local loss = is_sum(self) and sums.loss or sums.loss / sums.count
   for _, value in pairs(sums.added) do loss = loss + value end
+  return loss
+end
+
+-- The update with everything known: scale, check, clip.
+local function update_when_told(self, batch, r, sums)
   local skip = self.nonfinite == "skip"
-  if loss - loss ~= 0 and not skip then self:stop_nonfinite(batch, "the loss", loss) end
-  local scale = is_sum and 1 or sums.slots / sums.count
-  local norm, lr, finite = self.optimizer:step(scale, self.total, true)
+  check_sums(self, sums, r.step)
+  r.loss, r.count, r.losses, r.stop = loss_of(self, sums), sums.count, sums.added, sums.stop
+  if r.loss - r.loss ~= 0 and not skip then self:stop_nonfinite(batch, "the loss", r.loss) end
+  local scale = is_sum(self) and 1 or sums.slots / sums.count
+  local norm, lr, finite = self.optimizer:step(scale, self.total, true, sums.norms)
   if not finite and not skip then self:stop_nonfinite(batch, "the gradient norm", norm) end
+  r.grad_norm, r.lr, r.skipped = norm, lr, not finite
+end
+
+-- The update at once, by what this rank knows; the rest of r comes when the others have told.
+local function update_in_advance(self, batch, r, report, scale)
+  r.lr = self.optimizer:apply(scale, self.total)
+  r.skipped = false
+  r.complete = function()
+    r.complete = nil
+    local sums = report.wait()
+    check_sums(self, sums, r.step)
+    r.loss, r.count, r.losses = loss_of(self, sums), sums.count, sums.added
+    r.stop = sums.stop
+    r.grad_norm = self.optimizer:norm_of(sums.norms) * scale
+    if r.loss - r.loss ~= 0 then self:stop_nonfinite(batch, "the loss", r.loss) end
+    if r.grad_norm - r.grad_norm ~= 0 then
+      self:stop_nonfinite(batch, "the gradient norm", r.grad_norm)
+    end
+  end
+  setmetatable(r, Pending)
+  self.pending = r
+end
+
+-- The second half of a step. Without clipping nothing in the update needs another rank's word, so
+-- none is waited for: a rank goes on to its next step while others still run backward.
+function Trainer:update(batch, step)
+  if self.pending and self.pending.complete then self.pending.complete() end
+  self.pending = nil
+  local slots = self.pipeline.now.slots
+  local r = { step = step, tokens = slots }
+  local report = self.pipeline:report(self.optimizer:norms())
+  local alone = self.layout.mesh:all():size() == 1 or self.pipeline.recorder
+  local scale = not alone and not self.optimizer.clip and self.nonfinite == "stop"
+    and self.step_count > 0 and self.pipeline:scale_in_advance()
+  if scale then
+    update_in_advance(self, batch, r, report, scale)
+  else
+    local sums = report.wait()
+    r.tokens = sums.slots
+    update_when_told(self, batch, r, sums)
+  end
   self.step_count = step
-  self.samples_seen = self.samples_seen + sums.samples
+  self.samples_seen = self.samples_seen + pipeline.samples_of(batch)
   core.end_step()
-  local result = {
-    step = step, loss = loss, grad_norm = norm, lr = lr, count = sums.count, tokens = sums.slots,
-    losses = sums.added, skipped = not finite, stop = sums.stop,
-  }
-  self.last = result
+  self.last = r
   local recorder = self.pipeline.recorder
-  if recorder then recorder:step(step, loss, norm) end
-  return result
+  if recorder then recorder:step(step, r.loss, r.grad_norm) end
+  return r
 end
 
 function Trainer:stop_nonfinite(batch, what, value)
@@ -182,8 +242,8 @@ end
 -- ---- the loop
 
 -- The bubble of the step for metrics; says so when a rank becomes one that stays slow.
-local function bubble_of(self)
-  local bubble = self.pipeline:bubble()
+local function bubble_of(self, is_latest)
+  local bubble = self.pipeline:bubble(is_latest)
   if not bubble then return nil end
   bubble.words = nil
   if bubble.slow_rank and bubble.slow_rank ~= self.slow_rank then
@@ -194,24 +254,27 @@ local function bubble_of(self)
   return bubble
 end
 
--- Metrics, checkpoint and requests to stop, after a step that the loop handed out.
-local function after_step(self, metrics, started)
-  local r = self.last
-  self.last = nil
-  if not r then return end -- the loop's body took no step
-  local seconds = core.clock() - started.time
+-- Metrics, checkpoint and requests to stop for a step that was run: {r =, seconds =, data =}.
+local function after_step(self, metrics, run)
+  local r, is_latest = run.r, run.r.step == self.step_count
   local record = {
     step = r.step, loss = r.loss, grad_norm = r.grad_norm, lr = r.lr, tokens = r.tokens,
-    seconds = seconds, data_seconds = started.data, memory = core.memory(),
-    flops = core.flops(), bubble = bubble_of(self),
+    seconds = run.seconds, data_seconds = run.data, memory = core.memory(),
+    flops = run.flops, bubble = bubble_of(self, is_latest),
     extra = { losses = next(r.losses) and r.losses or nil, skipped = r.skipped or nil },
   }
-  if self.fingerprint_every > 0 and r.step % self.fingerprint_every == 0 then
+  if is_latest and self.fingerprint_every > 0 and r.step % self.fingerprint_every == 0 then
     record.extra.fingerprint = self:fingerprint()
   end
   metrics:step(record)
   local alone = self.layout.mesh:all():size() == 1
-  checkpoint.after_step(self, metrics, r.stop or alone and core.stop_requested() or nil)
+  checkpoint.after_step(self, metrics, is_latest, r.stop or alone and core.stop_requested() or nil)
+end
+
+-- Whether all ranks must stand still after this step.
+local function is_due(self, step)
+  local function divides(every) return every > 0 and step % every == 0 end
+  return divides(self.checkpoint_every) or divides(self.fingerprint_every)
 end
 
 --- The 64-bit fingerprint of all parameters as 16 hexadecimal digits: equal for every layout.
@@ -254,18 +317,29 @@ function Trainer:steps(loader, n)
     metrics:say(("%s is at step %d; nothing left to do of %d"):format(
       self.resumed and "the checkpoint" or "the training", self.step_count, n))
   end
-  local started
+  local started, runs = nil, {} -- runs: steps that nobody has been told of
+  -- What the other ranks say of a step may come while the next one runs: it is told of then.
+  local function tell(all)
+    if started and self.last then
+      started.seconds, started.flops = core.clock() - started.time, core.flops()
+      started.r, self.last = self.last, nil
+      table.insert(runs, started)
+    end
+    started = nil
+    local newest = runs[#runs] and runs[#runs].r
+    local keep = newest and not all and newest.complete and not is_due(self, newest.step) and 1 or 0
+    while #runs > keep do after_step(self, metrics, table.remove(runs, 1)) end
+  end
   local closing = setmetatable({}, {
     __close = function(_, failure)
-      if started and not failure then after_step(self, metrics, started) end
+      if not failure then tell(true) end
       metrics:close()
       core.catch_signals(false)
       self.metrics = nil
     end,
   })
   local function next_step()
-    if started then after_step(self, metrics, started) end
-    started = nil
+    tell(self.step_count >= n)
     if self.step_count >= n then return nil end
     started = { time = core.clock() }
     core.flops(true)

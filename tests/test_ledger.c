@@ -383,6 +383,28 @@ START_TEST(the_words_name_causes_and_the_latest) {
 }
 END_TEST
 
+START_TEST(a_short_block_of_memory_is_an_error) {
+  enum { ROOM = 1 << 20 };
+  SchedArena arena;
+  sched_heap_open(&arena);
+  const Sched *sched = lower(&arena, make(&arena, "zbv", RANKS, 2, MBS, 0), NULL);
+  Machine machine = quiet();
+  Step step = run(&arena, sched, &machine);
+  bool was_enough = false;
+  for (size_t bytes = 0; bytes < ROOM; bytes += 1 + bytes / 32) {
+    char *block = malloc(bytes + 1);
+    SchedArena fixed = {.at = block, .left = bytes};
+    Ledger *ledger;
+    Status status = ledger_make(&fixed, &ledger, sched, step.first, step.span, step.message);
+    free(block);
+    ck_assert_int_eq(status, was_enough || status == ST_OK ? ST_OK : ST_ENOMEM);
+    was_enough = status == ST_OK;
+  }
+  ck_assert(was_enough);
+  sched_heap_close(&arena);
+}
+END_TEST
+
 START_TEST(what_is_no_step_is_refused) {
   SchedArena arena;
   Ledger *ledger = NULL;
@@ -415,6 +437,7 @@ Suite *ledger_suite(void) {
   tcase_add_test(tcase, latency_of_all_links_is_no_rank_s_fault);
   tcase_add_test(tcase, a_rank_that_stays_slow_is_told_from_one_that_was);
   tcase_add_test(tcase, the_words_name_causes_and_the_latest);
+  tcase_add_test(tcase, a_short_block_of_memory_is_an_error);
   tcase_add_test(tcase, what_is_no_step_is_refused);
   suite_add_tcase(suite, tcase);
   return suite;

@@ -2,6 +2,7 @@
 #include "parallel/partition.h"
 
 #include "core/rng.h"
+#include "tests/allocs.h"
 #include "tests/sched_common.h"
 
 #include <math.h>
@@ -255,6 +256,23 @@ START_TEST(wrong_splits_are_refused_and_printed) {
 }
 END_TEST
 
+START_TEST(any_allocation_may_fail) {
+  static const int holder[] = {0, 1, 1, 0};
+  PartitionCase c = {.units = 8, .stages = 4, .ranks = 2, .holder = holder};
+  int n = 0;
+  for (bool is_over = false; !is_over; n++) {
+    int first[5] = {-1};
+    test_alloc_fail_at(n + 1);
+    Status status = partition_balanced(&c, first, NULL);
+    is_over = !test_alloc_has_failed();
+    test_alloc_fail_at(0);
+    ck_assert_int_eq(status, is_over ? ST_OK : ST_ENOMEM);
+    ck_assert_int_eq(first[0], is_over ? 0 : -1);
+  }
+  ck_assert_int_eq(n, 5); // sums, plans, numbers, counts, and none
+}
+END_TEST
+
 START_TEST(live_microbatches_of_a_stage_are_those_of_its_schedule) {
   SchedArena arena;
   int live[8];
@@ -283,6 +301,7 @@ Suite *partition_suite(void) {
   tcase_add_test(tcase, large_models_are_split_at_once_and_near_the_bound);
   tcase_add_test(tcase, a_given_list_may_have_empty_stages);
   tcase_add_test(tcase, wrong_splits_are_refused_and_printed);
+  tcase_add_test(tcase, any_allocation_may_fail);
   tcase_add_test(tcase, live_microbatches_of_a_stage_are_those_of_its_schedule);
   suite_add_tcase(suite, tcase);
   return suite;

@@ -626,6 +626,20 @@ static int draw(lua_State *L, Drawing drawing) {
   return 1;
 }
 
+// Both as they look on a terminal.
+static void push_timelines(lua_State *L, const Sched *sched, const SchedSim *predicted,
+                           const SchedSim *measured) {
+  const SchedTerminal terminal = {.width = 100};
+  luaL_Buffer text;
+  luaL_buffinit(L, &text);
+  SchedOut out = {write_buffer, &text};
+  sched_print(&out, "predicted, ms\n");
+  sched_draw_terminal(&out, sched, predicted, &terminal);
+  sched_print(&out, "measured, ms\n");
+  sched_draw_terminal(&out, sched, measured, &terminal);
+  luaL_pushresult(&text);
+}
+
 // sched:compare(spans, clocks, hop) -> an SVG image of a measured step below what a simulation with
 // its mean times predicts, and {predicted =, measured =} steps in seconds. spans and clocks as for
 // sched:ledger; hop: seconds that a message takes in the prediction (0).
@@ -651,7 +665,9 @@ static int compare(lua_State *L) {
   luaL_buffinit(L, &text);
   sched_draw_compare(&(SchedOut){write_buffer, &text}, sched, predicted, measured);
   luaL_pushresult(&text);
-  lua_createtable(L, 0, 4);
+  lua_createtable(L, 0, 5);
+  push_timelines(L, sched, predicted, measured);
+  lua_setfield(L, -2, "text");
   lua_pushnumber(L, predicted->makespan / 1000), lua_setfield(L, -2, "predicted");
   lua_pushnumber(L, measured->makespan / 1000), lua_setfield(L, -2, "measured");
   lua_pushnumber(L, predicted->makespan_bubble / 1000), lua_setfield(L, -2, "predicted_bubble");

@@ -75,6 +75,6 @@ for step, batch in trainer:steps(data.train, o.steps) do
   end
 end
 if o.out then trainer:save() end
-if o.timeline then trainer:timeline(o.timeline) end
+if o.timeline then print(trainer:timeline(o.timeline) or "no pipeline, no timeline") end
 
 if o.sample > 0 then print("\n" .. write(o.sample)) end

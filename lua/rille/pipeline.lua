@@ -506,12 +506,14 @@ function Pipeline:bubble(is_latest)
 end
 
 --- The latest step as an SVG: what the schedule promises, with the measured mean times, above what
---- was measured. On the first rank of a pipeline; elsewhere nil.
+--- was measured; and the figures, {predicted =, measured =, predicted_bubble =, measured_bubble =
+--- (seconds), text = the same for a terminal}. On the first rank of a pipeline; elsewhere nil.
 ---@return string? svg
+---@return table? figures
 function Pipeline:timeline()
   local spans = spans_of(self)
   if self.layout.rank > 0 or not spans then return nil end
-  return (self.layout.sched:compare(spans, self.spans_clocks))
+  return self.layout.sched:compare(spans, self.spans_clocks)
 end
 
 --- Forward and backward of a global batch: gradients are summed over microbatches and ranks, to be

@@ -351,11 +351,19 @@ function Trainer:steps(loader, n)
 end
 
 --- Writes an SVG of the latest step: what its pipeline schedule promises above what was measured.
---- Every rank may call it; the first one writes.
+--- Every rank may call it; the first one writes, and gets the same as text, with the bubble's
+--- causes (nil elsewhere, and without a pipeline).
+---@return string? words
 function Trainer:timeline(path)
   expect("Trainer:timeline", "path", path, "path")
-  local svg = self.layout.mesh:all():rank() == 0 and self.pipeline:timeline()
-  if svg then core.write_atomic(path, svg) end
+  if self.layout.mesh:all():rank() > 0 then return nil end
+  local svg, figures = self.pipeline:timeline()
+  if not svg then return nil end
+  core.write_atomic(path, svg)
+  local bubble = self.pipeline:bubble(true)
+  return ("%sstep %.0f ms, bubble %.0f ms; predicted from its mean times %.0f ms, bubble %.0f ms"
+    .. " (%s)\n%s"):format(figures.text, figures.measured * 1e3, figures.measured_bubble * 1e3,
+    figures.predicted * 1e3, figures.predicted_bubble * 1e3, path, bubble.words)
 end
 
 --- Writes a checkpoint now; the path of its file.

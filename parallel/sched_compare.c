@@ -25,13 +25,29 @@ static void print_difference(const SchedOut *out, const SchedSim *predicted,
               more < 0 ? -more : more, more < 0 ? "less" : "more");
 }
 
+// Pixels of the time axis: room for the number of an action of average length on the rank with
+// most of them. (The shortest one may be a thousandth of the others here.)
+static double width_of(const Sched *sched) {
+  enum { CELL = 24, NARROWEST = 700, WIDEST = 6000 };
+  int most = 0;
+  for (int rank = 0; rank < sched->ranks; rank++) {
+    int count = 0;
+    for (int i = 0; i < sched->row[rank].count; i++)
+      count += action_resource(sched->row[rank].action[i].kind) == USES_COMPUTE;
+    if (count > most) most = count;
+  }
+  double width = (double)CELL * most;
+  return width < NARROWEST ? NARROWEST : width > WIDEST ? WIDEST : width;
+}
+
 void sched_draw_compare(const SchedOut *out, const Sched *sched, const SchedSim *predicted,
                         const SchedSim *measured) {
   enum { TOP = 104, HEADING = 22, BETWEEN = 46 };
   SchedFrame above = sched_frame(sched, predicted, NULL, TOP + HEADING);
-  SchedFrame below = above;
   double longest =
       predicted->makespan > measured->makespan ? predicted->makespan : measured->makespan;
+  above.scale = width_of(sched) / (longest > 0 ? longest : 1);
+  SchedFrame below = above;
   below.sim = measured;
   below.top = above.bottom + BETWEEN;
   below.bottom = below.top + (above.bottom - above.top);

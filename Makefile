@@ -68,7 +68,7 @@ LIB_SRC := $(filter-out $(ISA_SRC) $(PLUGIN_SRC) ops/kernels/gemm_%.c,\
 HEADERS := $(filter-out %_impl.h,$(wildcard core/*.h core/*.def)) $(wildcard \
   $(addprefix ops/,ops.h ops.def optim.h random.h) $(addprefix parallel/,\
   comm.h mesh.h partition.h ledger.h channel.h exec.h sched.h sched_cli.h tied.h))
-MAIN_SRC := $(wildcard lua/main.c lua/launch.c lua/runner.c lua/repl.c)
+MAIN_SRC := $(wildcard lua/main.c lua/info.c lua/launch.c lua/runner.c lua/repl.c)
 BIND_SRC := $(filter-out $(MAIN_SRC),$(wildcard lua/*.c))
 LUA_LIBRARY := $(wildcard lua/rille/*.lua lua/rille/*/*.lua)
 TEST_SRC := $(wildcard tests/main.c tests/allocs.c tests/files.c tests/op_*.c tests/test_*.c)

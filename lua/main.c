@@ -4,7 +4,6 @@
 #include "lua/sched_bind.h"
 
 #include "core/file.h"
-#include "core/memory.h"
 #include "ops/ops.h"
 #include "parallel/comm.h"
 #include "parallel/sched_cli.h"
@@ -42,7 +41,7 @@ static const char usage[] =
     "rille -e CODE [argument...]     run CODE and print what it returns\n"
     "rille -i [script.lua]           run the script, then the prompt\n"
     "rille -n N script.lua ...       run N ranks of it on this machine (starts mpirun)\n"
-    "rille info                      devices, libraries, versions\n"
+    "rille info [--tp N --pp N ...]  devices, libraries; with several ranks, who is where\n"
     "rille schedule NAME|x.lua ...   draw, check and simulate a pipeline schedule\n"
     "rille verify x.lua --a L --b L  run x.lua under two layouts, compare every bit\n"
     "rille --version, rille --help\n"
@@ -122,50 +121,6 @@ static int run_code(lua_State *L, int argc, char **argv, int code) {
   return runner_call(L, n, 0) == LUA_OK ? 0 : runner_report(L);
 }
 
-// What of the optional parts was found.
-static void print_libraries(void) {
-  const char *const implementations[] = {"openmpi", "mpich"};
-  printf("libraries libedit; MPI:");
-  int n = 0;
-  for (int i = 0; i < 2; i++)
-    if (launch_has_plugin(implementations[i])) printf("%s %s", n++ ? "," : "", implementations[i]);
-  puts(n ? "" : " not found when Rille was built (make deps says what to install, then make)");
-}
-
-// Who is where: a line a rank, from the first one.
-static Status print_ranks(const Rille *r) {
-  Comm *world;
-  TRY(comm_world(&world));
-  printf("ranks     %d\n", r->world);
-  for (int rank = 0; rank < r->world; rank++) {
-    const CommPlace *place = comm_place(world, rank);
-    printf("  rank %-4d on %s (node %d), process %d, may use %d core%s\n", rank, place->node,
-           place->node_index, place->pid, place->cores, place->cores == 1 ? "" : "s");
-  }
-  return ST_OK;
-}
-
-static int info(lua_State *L) {
-  const Rille *r = runner_rille(L);
-  char memory[32];
-  OpsCpu cpu = ops_cpu();
-  if (r->rank > 0) return 0;
-  printf("rille %s, %s\n", RILLE_VERSION, LUA_RELEASE);
-  printf("devices   cpu (%ld cores online), meta; no GPU: there are no kernels for one yet\n",
-         sysconf(_SC_NPROCESSORS_ONLN));
-  printf("kernels   %s, products by %s, %d thread%s%s\n", cpu.level, cpu.blas, cpu.n_threads,
-         cpu.n_threads == 1 ? "" : "s", cpu.pinned ? ", pinned" : "");
-  print_libraries();
-  printf("memory    limit %s\n", format_bytes(memory, sizeof memory, pool_limit(r->ctx->pool)));
-  if (r->world == 1) {
-    printf("ranks     1 (no launcher found: rille -n 4 or mpirun starts several)\n");
-    return 0;
-  }
-  if (print_ranks(r) == ST_OK) return 0;
-  fprintf(stderr, "rille: %s\n", status_message());
-  return EXIT_ERROR;
-}
-
 // A tool that is a module of the library: module.main(arguments).
 static int run_tool(lua_State *L, int argc, char **argv, const char *module) {
   set_arg(L, argc, argv, 1);
@@ -204,7 +159,7 @@ static int no_prompt(lua_State *L) {
 static int dispatch(lua_State *L, int argc, char **argv) {
   if (argc < 2) return runner_rille(L)->world > 1 ? no_prompt(L) : repl_run(L);
   const char *word = argv[1];
-  if (strcmp(word, "info") == 0) return info(L);
+  if (strcmp(word, "info") == 0) return info_main(L, argc - 2, argv + 2);
   if (strcmp(word, "verify") == 0) return run_tool(L, argc, argv, "rille.verify");
   if (strcmp(word, "-e") == 0)
     return argc < 3 ? usage_error("-e wants code", "") : run_code(L, argc, argv, 2);
@@ -242,7 +197,7 @@ int main(int argc, char **argv) {
     printf("rille %s\n", RILLE_VERSION);
     return 0;
   }
-  if (ops_environment() != ST_OK || file_environment() != ST_OK)
+  if (ops_environment() != ST_OK || file_environment() != ST_OK || launch_environment() != ST_OK)
     return usage_error(status_message(), "");
   if (argc > 1 && strcmp(argv[1], "schedule") == 0) return schedule_tool(argc, argv);
   if (argc > 1 && strcmp(argv[1], "-n") == 0) return launch_main(argc, argv, 2);

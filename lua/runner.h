@@ -34,6 +34,9 @@ int runner_report_as(lua_State *L, int code);
 // A table as "{1, 2, x = 3}", short: a C function of one argument.
 int runner_describe_table(lua_State *L);
 
+// `rille info` with its options. Returns the exit code.
+int info_main(lua_State *L, int argc, char **argv);
+
 // The prompt. Returns the exit code. Lines come from a terminal, or plainly from a pipe.
 int repl_run(lua_State *L);
 

@@ -19,7 +19,10 @@ enum { MAX_NOTICES = 16, ID_WORLD = 0, ID_LEAVING, ID_FIRST };
 
 static const double POLL_EVERY = 5e-6; // seconds: kernels can be shorter than a poll
 
-static CommProcess process = {.life = {.lock = PTHREAD_MUTEX_INITIALIZER, .timeout = 300.0},
+static CommProcess process = {.life = {.lock = PTHREAD_MUTEX_INITIALIZER,
+                                       .doing = process.life.own_words,
+                                       .row = -1,
+                                       .timeout = 300.0},
                               .next_id = ID_FIRST,
                               .fake_slow = 1.0};
 
@@ -118,14 +121,28 @@ done:
 
 // ---- the world -------------------------------------------------------------------------------
 
-static int count_cores(void) {
+// Writes "0-3,8": the cores that this process may run on.
+static void learn_cores(CommPlace *place) {
   cpu_set_t cores;
-  return sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
+  place->n_online = (int)sysconf(_SC_NPROCESSORS_ONLN);
+  if (sched_getaffinity(0, sizeof cores, &cores) != 0) return;
+  place->cores = CPU_COUNT(&cores);
+  size_t at = 0, room = sizeof place->core_set;
+  for (int first = 0; first < CPU_SETSIZE && at < room; first++) {
+    if (!CPU_ISSET(first, &cores)) continue;
+    int last = first;
+    while (last + 1 < CPU_SETSIZE && CPU_ISSET(last + 1, &cores)) last++;
+    int n = snprintf(place->core_set + at, room - at, last > first ? "%s%d-%d" : "%s%d",
+                     at ? "," : "", first, last);
+    at += (size_t)n;
+    first = last;
+  }
 }
 
 // Where every rank is. Equal names are one node.
 static Status learn_places(Comm *world) {
-  CommPlace mine = {.pid = (int)getpid(), .cores = count_cores()};
+  CommPlace mine = {.pid = (int)getpid(), .row = process.life.row};
+  learn_cores(&mine);
   if (!comm_fake_node(world->rank, mine.node, sizeof mine.node) &&
       gethostname(mine.node, sizeof mine.node - 1) != 0)
     snprintf(mine.node, sizeof mine.node, "unknown");
@@ -138,6 +155,14 @@ static Status learn_places(Comm *world) {
       if (strcmp(process.place[k].node, place->node) == 0)
         place->node_index = process.place[k].node_index;
     if (place->node_index < 0) place->node_index = nodes++;
+  }
+  for (int i = 0; i < world->size; i++) {
+    CommPlace *place = &process.place[i];
+    for (int k = 0; k < world->size; k++) {
+      bool is_here = process.place[k].node_index == place->node_index;
+      place->n_local += is_here;
+      place->local += is_here && k < i;
+    }
   }
   return ST_OK;
 }

@@ -117,6 +117,8 @@ typedef struct Launch {
 void launch_read(Launch *out);
 // Whether the plugin for an MPI ("openmpi", "mpich") was built.
 bool launch_has_plugin(const char *plugin);
+// EVALUE if one of the environment variables that parallel/ reads has a value that means nothing.
+Status launch_environment(void);
 
 // The world: of the launcher that started us, or of one rank; the same at every call, never freed.
 // Errors: ECOMM, with what to do: the plugin is missing, the launcher says 8 and MPI says 1 (the
@@ -131,8 +133,12 @@ void comm_leaving(int code);
 // A rank as the world knows it.
 typedef struct CommPlace {
   char node[64];
-  int node_index; // from 0, in order of the first rank on each
-  int pid, cores; // cores: that this rank may run on
+  int node_index;     // from 0, in order of the first rank on each
+  int pid, cores;     // cores: how many this rank may run on
+  char core_set[48];  // which: "0-3,8"
+  int local, n_local; // its number among the ranks of its node, and how many they are
+  int n_online;       // cores of the node
+  int row;            // its descriptor of the page where it says what it is doing; -1: none
 } CommPlace;
 // Of a rank of the group.
 const CommPlace *comm_place(const Comm *comm, int rank);

@@ -15,7 +15,7 @@ enum {
   NOTICE_ALIVE,   // the answer, also of a rank that has left
   NOTICE_LEFT,    // ... its script has ended
   NOTICE_FAILING, // the sender is about to report a failure and to end the job
-  NOTICE_VICTIM,  // the sender has failed too, later
+  NOTICE_VICTIM,  // the sender has failed too, later, or waits for the end (hash 0)
 };
 
 // What this rank knows about another.
@@ -32,7 +32,9 @@ typedef struct CommPeer {
 // What the process is doing: written by the main thread, read by the watchdog too.
 typedef struct CommLife {
   pthread_mutex_t lock; // of the words
-  char doing[WORDS], waiting_for[WORDS];
+  char *doing;          // [WORDS]; in a page that ranks of the same node can read
+  char own_words[WORDS], waiting_for[WORDS];
+  int row; // descriptor of that page
   char coordinates[WORDS];
   _Atomic double beat; // when it last worked: a poll between kernels, an action, a message done
   _Atomic double turn; // when it last took a turn in a wait
@@ -66,7 +68,7 @@ typedef struct CommProcess {
   bool has_left;
   int n_inside; // calls of the transport under way
   int exit_code;
-  bool somebody_fails; // another rank reports: this one is a victim, and silent
+  double somebody_fails; // since when another rank reports, and this one is a victim; 0: none does
   double fake_clock, fake_slow;
   CommLife life;
 } CommProcess;

@@ -98,6 +98,43 @@ Status comm_transport_open(const Launch *launch, const CommTransport **out) {
   return ST_OK;
 }
 
+// ---- the environment -------------------------------------------------------------------------
+
+// "number", or "rank:number,..."; numbers from `least` on.
+static bool is_number_list(const char *text, double least) {
+  char *end;
+  for (;; text = end + 1) {
+    double x = strtod(text, &end);
+    if (end == text) return false;
+    if (*end == ':') {
+      text = end + 1;
+      x = strtod(text, &end);
+    }
+    if (end == text || x < least || (*end && *end != ',')) return false;
+    if (!*end) return true;
+  }
+}
+
+Status launch_environment(void) {
+  static const struct {
+    const char *name, *wanted;
+    double least;
+  } numbers[] = {{"RILLE_STALL_TIMEOUT", "seconds, more than 0, are wanted", 1e-3},
+                 {"RILLE_FAKE_CLOCK", "rank:seconds,... is wanted", -1e9},
+                 {"RILLE_FAKE_SLOW", "rank:factor,... is wanted, factors from 1 on", 1},
+                 {"RILLE_FAKE_LINK", "milliseconds are wanted", 0},
+                 {"RILLE_TEST_PIECE", "a number of bytes is wanted", 1}};
+  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+    const char *value = getenv(numbers[i].name);
+    if (value && *value && !is_number_list(value, numbers[i].least))
+      return fail(ST_EVALUE, "%s=%.200s: %s", numbers[i].name, value, numbers[i].wanted);
+  }
+  const char *mpi = getenv("RILLE_MPI");
+  if (mpi && *mpi && strcmp(mpi, "openmpi") != 0 && strcmp(mpi, "mpich") != 0)
+    return fail(ST_EVALUE, "RILLE_MPI=%.200s: openmpi or mpich is wanted", mpi);
+  return ST_OK;
+}
+
 // ---- what tests inject -----------------------------------------------------------------------
 
 const char *comm_fake_node(int rank, char *buffer, size_t size) {

@@ -20,19 +20,23 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
 static const double FIRST_QUESTION = 0.2; // seconds of waiting
 static const double LEFT_GRACE = 0.5;     // what a rank sent before it left may still be under way
-static const double FAIL_WINDOW = 0.15;   // in which ranks fail "at the same time"
-static const double END_WITHIN = 8.0;     // a job that does not end by itself is ended
-enum { MAX_REPORTS = 2 };                 // of ranks that fail at the same time in other words
+static const double FAIL_WINDOW = 2.0; // in which ranks fail "at the same time"; less if all answer
+static const double SILENT_AFTER =
+    0.4;                              // a rank that waits this long for one that fails is a victim
+static const double END_WITHIN = 8.0; // a job that does not end by itself is ended
+enum { MAX_REPORTS = 2 };             // of ranks that fail at the same time in other words
 
 static double question_every(void) {
   double every = comm_process()->life.timeout / 8;
@@ -71,6 +75,45 @@ void comm_coordinates(const char *words) {
 
 void comm_stall_timeout(double seconds) {
   if (seconds > 0) comm_process()->life.timeout = seconds;
+}
+
+// ---- last words: a page of its own, which others on the node find through /proc. So it can be
+// said what a rank was doing that has been stopped and cannot answer.
+
+static const char PAGE_NAME[] = "rille-doing";
+
+static void share_words(CommLife *life) {
+  int row = memfd_create(PAGE_NAME, MFD_CLOEXEC);
+  if (row < 0) return;
+  void *page = ftruncate(row, WORDS) == 0
+                   ? mmap(NULL, WORDS, PROT_READ | PROT_WRITE, MAP_SHARED, row, 0)
+                   : MAP_FAILED;
+  if (page == MAP_FAILED) {
+    close(row);
+    return;
+  }
+  memcpy(page, life->doing, WORDS);
+  life->doing = page;
+  life->row = row;
+}
+
+// The last words of a rank on this node; "" if there are none.
+static const char *last_words(int rank, char words[WORDS]) {
+  const CommProcess *p = comm_process();
+  const CommPlace *place = &p->place[rank];
+  char path[64], name[64];
+  words[0] = 0;
+  if (place->row < 0 || place->node_index != p->place[p->world->rank].node_index) return words;
+  snprintf(path, sizeof path, "/proc/%d/fd/%d", place->pid, place->row);
+  ssize_t n = readlink(path, name, sizeof name - 1);
+  if (n < 0) return words;
+  name[n] = 0;
+  int row = strstr(name, PAGE_NAME) ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+  if (row < 0) return words;
+  n = pread(row, words, WORDS - 1, 0);
+  words[n > 0 ? n : 0] = 0;
+  close(row);
+  return words;
 }
 
 // ---- notices ---------------------------------------------------------------------------------
@@ -112,15 +155,23 @@ void comm_notice(int from, const CommNotice *notice) {
     peer->is_failing = true;
     peer->is_victim = notice->kind == NOTICE_VICTIM;
     peer->failing_words = notice->hash;
-    p->somebody_fails = true;
+    if (p->somebody_fails == 0) p->somebody_fails = now;
     break;
   }
 }
 
 // ---- waiting ---------------------------------------------------------------------------------
 
+static void tell_all(const CommNotice *notice) {
+  const Comm *world = comm_process()->world;
+  for (int i = 0; i < world->size; i++)
+    if (i != world->rank) comm_say(i, notice);
+}
+
 // Another rank has the word: this one waits for the end.
-static void be_silent(void) {
+static void be_silent(uint64_t words) {
+  CommNotice notice = {.kind = NOTICE_VICTIM, .hash = words};
+  tell_all(&notice);
   double since = clock_now();
   while (clock_now() - since < END_WITHIN) {
     comm_listen();
@@ -149,12 +200,16 @@ static Status fail_left(int rank, const CommPeer *peer, const char *what) {
 static Status fail_stalled(int rank, const CommPeer *peer, const char *what, double now,
                            double since) {
   double age = now - peer_beat(peer, since);
-  const char *doing = peer->heard_at > 0 ? peer->said.doing : "";
+  char words[WORDS];
+  const char *doing = peer_waits(peer) ? peer->said.doing : last_words(rank, words);
+  if (!doing[0] && peer->heard_at > 0) doing = peer->said.doing;
   bool answers = peer->heard_at > 0 && now - peer->heard_at < 4 * question_every();
-  Status status = fail(ST_ECOMM, "rank %d has %s for %.1f s, and %s waits for it%s%s%s", rank,
-                       answers ? "done no work" : "given no sign of life", age, what,
-                       doing[0] ? "; last known of it: " : "", doing,
-                       peer_waits(peer) ? " (where it waits itself)" : "");
+  Status status = fail(ST_ECOMM, "rank %d has %s for %.1f s%s%s, and %s waits for it", rank,
+                       answers ? "done no work" : "given no sign of life", age,
+                       !doing[0]          ? ""
+                       : peer_waits(peer) ? ", waiting itself in "
+                                          : ", last in ",
+                       doing, what);
   return fail_hint(status, "what may take longer needs a longer --stall-timeout (seconds, now %g)",
                    comm_process()->life.timeout);
 }
@@ -232,8 +287,11 @@ Status comm_waiting(Comm *comm, int peer, const char *what, double since) {
     life->is_waiting = true;
   }
   atomic_store_explicit(&life->turn, now, memory_order_relaxed);
-  if (p->somebody_fails) be_silent();
   give_way(now - since);
+  if (p->somebody_fails > 0) { // what is about to arrive may show that this rank fails likewise
+    if (now - p->somebody_fails > SILENT_AFTER) be_silent(0);
+    return ST_OK;
+  }
   if (now - since < FIRST_QUESTION) return ST_OK;
   return peer < 0 ? judge(comm, 0, comm->size - 1, what, now, since)
                   : judge(comm, peer, peer, what, now, since);
@@ -267,12 +325,6 @@ static void report(const char *words, int n_same) {
   fflush(stderr);
 }
 
-static void tell_all(const CommNotice *notice) {
-  const Comm *world = comm_process()->world;
-  for (int i = 0; i < world->size; i++)
-    if (i != world->rank) comm_say(i, notice);
-}
-
 // Looks for a moment who else fails. Returns the number of ranks that fail in the same words; -1:
 // another rank reports.
 static int look_around(uint64_t words) {
@@ -301,11 +353,11 @@ void comm_fatal_words(const char *words, int code) {
   if (!p->world || p->world->size == 1 || p->life.is_ending) return;
   p->life.is_ending = true;
   comm_listen();
-  CommNotice notice = {.kind = p->somebody_fails ? NOTICE_VICTIM : NOTICE_FAILING,
-                       .hash = hash_string(words, 0)};
+  CommNotice notice = {.kind = NOTICE_FAILING, .hash = hash_string(words, 0)};
+  if (p->somebody_fails > 0) be_silent(notice.hash);
   tell_all(&notice);
-  int n_same = p->somebody_fails ? -1 : look_around(notice.hash);
-  if (n_same < 0) be_silent();
+  int n_same = look_around(notice.hash);
+  if (n_same < 0) be_silent(notice.hash);
   report(words, n_same);
   for (int i = 0; i < p->world->size; i++) // with the code of the rank that ended first
     if (code == 1 && p->peer[i].left_at > 0 && p->peer[i].said.code != 0)
@@ -330,6 +382,7 @@ static void *watch(void *nothing) {
   CommProcess *p = comm_process();
   CommLife *life = &p->life;
   bool has_said = false;
+  double looked_at = clock_now();
   pthread_mutex_lock(&life->lock);
   while (life->has_watchdog) {
     double timeout = life->timeout, every = timeout / 10 < 1 ? timeout / 10 : 1;
@@ -339,9 +392,11 @@ static void *watch(void *nothing) {
     at.tv_sec += at.tv_nsec / 1000000000;
     at.tv_nsec %= 1000000000;
     if (pthread_cond_timedwait(&life->ending, &life->lock, &at) != ETIMEDOUT) continue;
-    double beat = life->beat;
+    double beat = life->beat, now = clock_now();
     if (life->is_waiting && life->turn > beat) beat = life->turn;
-    double silent = clock_now() - beat;
+    if (now - looked_at > 2 * every + 1) life->beat = beat = now; // the process was stopped
+    looked_at = now;
+    double silent = now - beat;
     if (silent < timeout) has_said = false;
     if (silent < timeout || has_said || life->is_ending) continue;
     has_said = true;
@@ -360,6 +415,7 @@ void comm_life_begin(void) {
   comm_beat();
   if (comm_process()->shares_cores) prctl(PR_SET_TIMERSLACK, 1000); // ns; else sleeps are long
   life->waits_for = -1;
+  share_words(life);
   life->has_watchdog = true;
   pthread_cond_init(&life->ending, NULL);
   sigset_t all, before; // signals are for the main thread

@@ -2,6 +2,7 @@
 #include "parallel/mesh.h"
 
 #include <assert.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,16 +31,24 @@ void mesh_at(const Mesh *mesh, int rank, int at[MESH_AXES]) {
   }
 }
 
-const char *mesh_describe(const Mesh *mesh, int rank, char *buffer, size_t size) {
-  int at[MESH_AXES], n;
-  mesh_at(mesh, rank, at);
-  n = snprintf(buffer, size, "rank %d (node %s", mesh->all->member[rank],
-               comm_place(mesh->all, rank)->node);
+// "pp 1 dp 0": the axes that there are.
+static const char *coordinates(const Mesh *mesh, const int at[MESH_AXES], char *buffer,
+                               size_t room) {
+  size_t n = 0;
+  buffer[0] = 0;
   for (int axis = MESH_AXES - 1; axis >= 0; axis--)
-    if (n >= 0 && (size_t)n < size && mesh->size[axis] > 1)
-      n += snprintf(buffer + n, size - (size_t)n, "%s %s %d", axis == MESH_AXES - 1 ? "," : "",
-                    names[axis], at[axis]);
-  if (n >= 0 && (size_t)n < size) snprintf(buffer + n, size - (size_t)n, ")");
+    if (mesh->size[axis] > 1 && n < room)
+      n += (size_t)snprintf(buffer + n, room - n, "%s%s %d", n ? " " : "", names[axis], at[axis]);
+  return buffer;
+}
+
+const char *mesh_describe(const Mesh *mesh, int rank, char *buffer, size_t size) {
+  int at[MESH_AXES];
+  char words[64];
+  mesh_at(mesh, rank, at);
+  coordinates(mesh, at, words, sizeof words);
+  snprintf(buffer, size, "rank %d (node %s%s%s)", mesh->all->member[rank],
+           comm_place(mesh->all, rank)->node, words[0] ? ", " : "", words);
   return buffer;
 }
 
@@ -127,6 +136,8 @@ Status mesh_new(Comm *comm, const int size[MESH_AXES], Mesh **out) {
     TRY_TO(failed,
            comm_split(mesh->all, mesh_rank(mesh, others), mesh->at[axis], &mesh->group[axis]));
   }
+  char words[64];
+  comm_coordinates(coordinates(mesh, mesh->at, words, sizeof words));
   *out = mesh;
   return ST_OK;
 failed:
@@ -140,4 +151,69 @@ void mesh_free(Mesh *mesh) {
   comm_free(mesh->all);
   free(mesh->node);
   free(mesh);
+}
+
+// ---- warnings --------------------------------------------------------------------------------
+
+// Appends a line; what has no room is cut.
+static void warn(char *buffer, size_t size, const char *format, ...) PRINTF_LIKE(3, 4);
+static void warn(char *buffer, size_t size, const char *format, ...) {
+  size_t at = strlen(buffer);
+  va_list args;
+  va_start(args, format);
+  vsnprintf(buffer + at, size - at, format, args);
+  va_end(args);
+}
+
+// The first tp group that spans nodes: its neighbours talk in every layer.
+static void warn_nodes(const Mesh *mesh, char *buffer, size_t size) {
+  int tp = mesh->size[AXIS_tp];
+  for (int rank = 0; rank < mesh->all->size; rank++) {
+    int first = rank - rank % tp;
+    if (mesh->node[rank] == mesh->node[first]) continue;
+    warn(buffer, size,
+         "warning: tp %d spans nodes: ranks %d and %d share a tp group, but are on %s and %s\n"
+         "    hint: tp must divide the ranks on each node: mpirun --map-by ppr:%d:node\n",
+         tp, mesh->all->member[first], mesh->all->member[rank], comm_place(mesh->all, first)->node,
+         comm_place(mesh->all, rank)->node, tp);
+    return;
+  }
+}
+
+// By the first rank that is short of cores.
+static void warn_cores(const Mesh *mesh, const int32_t *threads, char *buffer, size_t size) {
+  for (int rank = 0; rank < mesh->all->size; rank++) {
+    const CommPlace *place = comm_place(mesh->all, rank);
+    bool is_bound = place->cores < place->n_online;
+    if (threads[rank] > place->cores) {
+      warn(buffer, size,
+           "warning: rank %d has %d threads on %d core%s%s\n    hint: %s, or RILLE_THREADS=%d\n",
+           mesh->all->member[rank], threads[rank], place->cores, place->cores == 1 ? "" : "s",
+           is_bound ? ", to which the launcher bound it" : "",
+           is_bound ? "mpirun --bind-to none" : "fewer ranks on this node", place->cores);
+      return;
+    }
+    if (is_bound && place->cores * place->n_local < place->n_online) {
+      warn(buffer, size,
+           "warning: rank %d is bound to %d of %d cores, and %d rank%s on its node cannot use the "
+           "rest\n    hint: mpirun --bind-to none\n",
+           mesh->all->member[rank], place->cores, place->n_online, place->n_local,
+           place->n_local == 1 ? "" : "s");
+      return;
+    }
+  }
+}
+
+Status mesh_warnings(const Mesh *mesh, int threads, char *buffer, size_t size) {
+  int32_t mine = threads;
+  int32_t *all = malloc((size_t)mesh->all->size * sizeof *all);
+  if (!all) return fail(ST_ENOMEM, "out of memory for a mesh");
+  buffer[0] = 0;
+  Status status = comm_all_gather(mesh->all, &mine, all, sizeof mine);
+  if (status == ST_OK && mesh->all->size > 1) {
+    warn_nodes(mesh, buffer, size);
+    warn_cores(mesh, all, buffer, size);
+  }
+  free(all);
+  return status;
 }

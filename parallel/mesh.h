@@ -35,7 +35,7 @@ typedef struct Mesh {
 
 // A mesh over the ranks of `comm` (borrowed). size[axis] 0: whatever is left (of one axis only).
 // Collective. Errors: EVALUE, in words of the options (dp, tp, pp), if the product is not the
-// number of ranks.
+// number of ranks. This rank's coordinates are told to comm_coordinates.
 Status mesh_new(Comm *comm, const int size[MESH_AXES], Mesh **out);
 void mesh_free(Mesh *mesh);
 
@@ -47,6 +47,11 @@ const char *mesh_axis_name(MeshAxis axis);
 
 // "rank 3 (node b, pp 1 dp 1)" into a caller's buffer.
 const char *mesh_describe(const Mesh *mesh, int rank, char *buffer, size_t size);
+
+// What is unfortunate about where the ranks are, a line each, with what mends it; "" if nothing is:
+// a tp group that spans nodes, ranks bound to fewer cores than they have threads (`threads`: of
+// this rank), cores that no rank may use. Collective; the same words on all ranks.
+Status mesh_warnings(const Mesh *mesh, int threads, char *buffer, size_t size);
 
 #ifdef __cplusplus
 }

@@ -28,6 +28,7 @@ for impl in $impls; do
   unset RILLE_TEST_PIECE
   ranks "$impl" env RILLE_FAKE_CLOCK=1:0.25 "$start" -n 4 "$build/ranks" clock 0.25
   ranks "$impl" env RILLE_FAKE_LINK=20 "$start" -n 2 "$build/ranks" link 20
+  ranks "$impl" env RILLE_FAKE_SLOW=0:1,1:2.5 "$start" -n 2 "$build/ranks" slow 2.5
   ranks "$impl" env RILLE_FAKE_NODE=rank%2 "$start" -n 4 "$build/ranks" node
   ranks "$impl" "$start" -n 2 "$build/ranks" wrong-size
 done

@@ -30,3 +30,33 @@ for impl in openmpi mpich; do
     echo "skipped: $impl is not here"
   fi
 done
+
+# job CLAIM CODE WORDS COMMAND...: a job whose exit code and output (both streams) are wanted; WORDS
+# may begin with ! for what must not be there. `limit`: seconds it may take. What it wrote is in $log.
+limit=30
+job() {
+  claim=$1 want=$2 words=$3 status=0
+  shift 3
+  began=$(date +%s%N)
+  timeout -k 5 60 "$@" >"$log" 2>&1 </dev/null || status=$?
+  ms=$((($(date +%s%N) - began) / 1000000)) fits=0
+  case $words in
+    !*) grep -Eq -- "${words#!}" "$log" || fits=1 ;;
+    *) grep -Eq -- "$words" "$log" && fits=1 ;;
+  esac
+  if [ $status -eq "$want" ] && [ $fits -eq 1 ] && [ $ms -le $((limit * 1000)) ]; then
+    echo "ok $claim"
+  else
+    failed=1
+    echo "not ok $claim: exit code $status of $want after $ms ms, wanted $words in"
+    cat "$log"
+  fi
+}
+# also CLAIM COUNT WORDS: how many lines of the last job's output have the words.
+also() {
+  n=$(grep -Ec -- "$3" "$log" || true)
+  if [ "$n" -eq "$2" ]; then echo "ok $1"; else
+    failed=1
+    echo "not ok $1: $n lines with $3, not $2, in" && cat "$log"
+  fi
+}

@@ -1,6 +1,6 @@
 // ranks - collectives, messages, groups and meshes on several ranks: each rank computes what it
 // must get from a formula. Started by tests/comm_test.sh; prints "ok ..." lines on rank 0.
-// Usage: ranks [all | clock SECONDS | link MS | node | wrong-size]
+// Usage: ranks [all | clock SECONDS | link MS | slow FACTOR | node | wrong-size]
 #include "core/bf16.h"
 #include "core/poll.h"
 #include "core/spans.h"
@@ -464,6 +464,12 @@ static void try_link(double ms) {
   claim("a delayed link delays each message");
 }
 
+// With RILLE_FAKE_SLOW=1:FACTOR.
+static void try_slow(double factor) {
+  CHECK(comm_fake_slow() == (world->rank == 1 ? factor : 1.0));
+  claim("a rank can be slow");
+}
+
 // The last rank sends 16 bytes where 8 are wanted, then 4.
 static void try_wrong_size(void) {
   char data[16] = {0};
@@ -490,6 +496,7 @@ int main(int argc, char **argv) {
   }
   if (strcmp(what, "clock") == 0) return try_clocks(atof(argv[2])), 0;
   if (strcmp(what, "link") == 0) return try_link(atof(argv[2])), 0;
+  if (strcmp(what, "slow") == 0) return try_slow(atof(argv[2])), 0;
   if (strcmp(what, "node") == 0) return try_nodes(), 0;
   if (strcmp(what, "wrong-size") == 0) return try_wrong_size(), 0;
   try_group(world);

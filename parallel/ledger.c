@@ -42,6 +42,36 @@ static Action action_at(const Book *book, SchedPlace place) {
 static double positive(double x) { return x > 0 ? x : 0; }
 static double least(double a, double b) { return a < b ? a : b; }
 
+// ---- collectives -----------------------------------------------------------------------------
+
+// A copy of the spans in which a REDUCE_TIED begins when the last rank of its group came to it:
+// what is before that is waiting, whether or not the spans count it so.
+static Status meet(Book *book) {
+  const Sched *sched = book->sched;
+  int64_t count = book->first[sched->ranks];
+  SchedSpan *span = sched_alloc(book->arena, (size_t)count, sizeof *span);
+  double *latest = sched_alloc(book->arena, (size_t)sched->tied_groups + 1, sizeof *latest);
+  bool *is_known = sched_alloc(book->arena, (size_t)sched->tied_groups + 1, sizeof *is_known);
+  if (!span || !latest || !is_known) return ST_ENOMEM;
+  memcpy(span, book->span, (size_t)count * sizeof *span);
+  for (int pass = 0; pass < 2; pass++) {
+    for (int rank = 0; rank < sched->ranks; rank++) {
+      for (int i = 0; i < sched->row[rank].count; i++) {
+        Action action = sched->row[rank].action[i];
+        SchedSpan *own = &span[book->first[rank] + i];
+        bool is_tied = action.kind == ACTION_REDUCE_TIED && own->end > own->start;
+        if (!is_tied || action.mb < 0 || action.mb >= sched->tied_groups) continue;
+        double *last = &latest[action.mb];
+        if (pass == 0 && (!is_known[action.mb] || own->start > *last)) *last = own->start;
+        is_known[action.mb] = true;
+        if (pass == 1 && *last > own->start) own->start = least(*last, own->end);
+      }
+    }
+  }
+  book->span = span;
+  return ST_OK;
+}
+
 // ---- usual times -----------------------------------------------------------------------------
 
 static void sift_down(double *heap, int64_t count, int64_t i) {
@@ -381,6 +411,7 @@ Status ledger_make(SchedArena *arena, Ledger **out, const Sched *sched, const in
   TRY(sched_index(arena, &book.index, sched, &at, &other, &broken));
   if (broken)
     return sched_fail(arena, ST_EVALUE, "schedule %s breaks invariant %d", sched->name, broken);
+  TRY(meet(&book));
   TRY(find_usual(&book));
   TRY(simulate_usual(&book));
   TRY(find_places(&book));

@@ -62,9 +62,10 @@ typedef struct Ledger {
 } Ledger;
 
 // The ledger of one step. Row r's spans begin at span[first[r]], one for each action of the lowered
-// list; their clocks are aligned; a span begins after its rank stopped waiting; one of no length is
-// left out. message: as span, read for compute actions; NULL: messages take no time.
-// Errors: EVALUE: not a lowered schedule, or a span that ends before it starts.
+// list; their clocks are aligned; a span begins after its rank stopped waiting (of REDUCE_TIED: at
+// any time since it came there); one of no length is left out. message: as span, read for compute
+// actions; NULL: messages take no time. Errors: EVALUE: not a lowered schedule, or a span that ends
+// before it starts.
 Status ledger_make(SchedArena *arena, Ledger **out, const Sched *sched, const int64_t *first,
                    const SchedSpan *span, const LedgerMessage *message);
 

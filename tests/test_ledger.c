@@ -324,6 +324,17 @@ START_TEST(reductions_that_wait_are_barriers) {
   // Rank 3 has its last backward three backwards before rank 0, and meets it there.
   ck_assert_double_eq_tol(ledger->cause[3 * LEDGER_CAUSES + LEDGER_BARRIER], 6, 1e-9);
   ck_assert_double_lt(cause(ledger, LEDGER_LATE) + cause(ledger, LEDGER_LINK), 1e-9);
+  // The same where the waiting is inside of the span, as for whoever calls a collective.
+  for (int r = 0; r < RANKS; r++) {
+    SchedSpan *row = sim->span + sim->first[r];
+    for (int i = 1; i < lowered->row[r].count; i++)
+      if (lowered->row[r].action[i].kind == ACTION_REDUCE_TIED) row[i].start = row[i - 1].end;
+  }
+  Ledger *inside;
+  ck_assert_int_eq(ledger_make(&arena, &inside, lowered, sim->first, sim->span, NULL), ST_OK);
+  for (int i = 0; i < RANKS * LEDGER_CAUSES; i++)
+    ck_assert_double_eq_tol(inside->cause[i], ledger->cause[i], 1e-9);
+  for (int r = 0; r < RANKS; r++) ck_assert_double_eq_tol(inside->busy[r], ledger->busy[r], 1e-9);
   sched_heap_close(&arena);
 }
 END_TEST

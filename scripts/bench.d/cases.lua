@@ -28,6 +28,17 @@ end
 local small = { layers = 6, heads = 6, d = 384, T = 256, B = 8, vocab = 256 }
 local gpt2 = { layers = 12, heads = 12, d = 768, T = 64, B = 4, vocab = 50257 }
 
+local M <const>, RANKS <const> = 8, 2 -- microbatches a step; ranks of one thread each
+
+-- A step over several ranks.
+local function ranks(name, how, what, peers, goals)
+  return {
+    name = name, how = how, what = what, peers = peers, goals = goals, repeats = 9, quick = 3,
+    flops = gpt_flops(small), shape = small, microbatches = M, ranks = RANKS, unit = "ms",
+    only_threads = RANKS,
+  }
+end
+
 local function array(name, what, arrays)
   return {
     name = name, what = what, peers = { "eager" }, goals = {}, repeats = 7, quick = 3,
@@ -45,6 +56,12 @@ return {
   { name = "mlp", what = "forward + backward, 3-layer MLP, 8 values",
     peers = { "eager", "compile" }, goals = { eager = 5 }, per = 1000, repeats = 15, quick = 5,
     unit = "us", only_threads = 1 },
+  ranks("pipeline", "pp", "the same step, 8 microbatches, over a pipeline of 2 ranks, 1F1B",
+    { "halves", "eager" }, {
+      halves = 0.95 * M / (M + RANKS - 1), -- times what the bubble leaves
+      eager = 1.4,
+    }),
+  ranks("replicas", "dp", "the same step, 2 replicas", { "eager" }, { eager = 1.2 }),
   array("softmax", "softmax, 65536 x 1024 (256 MB)", 2),
   array("layer_norm", "layer_norm, 65536 x 1024 (256 MB)", 2),
   array("gelu", "gelu (tanh), 256 MB", 2),

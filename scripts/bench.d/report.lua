@@ -27,8 +27,9 @@ end
 local SCALE <const> = { us = 1e6, ms = 1e3 }
 local TITLES <const> = {
   rille = "Rille", eager = "PyTorch", compile = "torch.compile", ["llm.c"] = "llm.c",
+  halves = "two halves",
 }
-local ORDER <const> = { "rille", "eager", "compile", "llm.c" }
+local ORDER <const> = { "rille", "halves", "eager", "compile", "llm.c" }
 
 function report.heading(machine)
   for _, entry in ipairs(machine) do io.write(("%-9s %s\n"):format(entry[1], entry[2])) end

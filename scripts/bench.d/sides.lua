@@ -53,7 +53,22 @@ function starters.probe(o, _, threads)
   return quote(o.probe) .. " " .. threads, environment(threads)
 end
 
+-- The numbers that both workers of several ranks take.
+local function shape_words(case)
+  local s = case.shape
+  return ("%d %d %d %d %d %d %d"):format(s.layers, s.heads, s.d, s.T, s.B, s.vocab,
+    case.microbatches)
+end
+
+local function ranks_of_rille(o, case, what)
+  return ("%s -n %d %s %s %s"):format(quote(o.rille), case.ranks,
+    quote(o.folder .. "/pipeline.lua"), what, shape_words(case)), { RILLE_THREADS = "1" }
+end
+
+function starters.halves(o, case) return ranks_of_rille(o, case, "halves") end
+
 function starters.rille(o, case, threads)
+  if case.ranks then return ranks_of_rille(o, case, case.how) end
   return quote(o.rille) .. " " .. quote(o.folder .. "/rille.lua") .. " " .. case.name,
     { OMP_NUM_THREADS = tostring(threads) }
 end
@@ -63,6 +78,10 @@ local function torch(mode)
     if o.torch == "" then
       return nil, "PyTorch is not installed for " .. o.python .. ": python3 -m venv ~/torch && " ..
         "~/torch/bin/pip install torch, then --python ~/torch/bin/python"
+    end
+    if case.ranks then
+      return ("%s %s %s %s %d"):format(quote(o.python), quote(o.folder .. "/peer_pipeline.py"),
+        case.how, shape_words(case), case.ranks), environment(1, KEEP_MEMORY)
     end
     if mode == "compile" and not o.compile then return nil, "left out (--no-compile)" end
     return ("%s %s %s %d %s"):format(quote(o.python), quote(o.folder .. "/peer_torch.py"),

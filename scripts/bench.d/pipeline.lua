@@ -1,0 +1,101 @@
+-- pipeline - Rille's side of the benchmarks of several ranks: a worker (worker.lua has the
+-- protocol) whose first rank answers. Usage: rille -n 2 scripts/bench.d/pipeline.lua WHAT SHAPE...
+--
+--   pp       the model over a pipeline of the ranks, 1F1B
+--   dp       a replica on each rank
+--   halves   each rank trains its half of the layers by itself, both at the same time: what a
+--            pipeline without bubble and messages would take
+local rille = require "rille"
+local core = rille.core
+local nn = rille.nn
+local gpt = require "models.gpt"
+
+local function number(i) return assert(math.tointeger(arg[i]), "a number is wanted") end
+local what = arg[1]
+local o = { layers = number(2), heads = number(3), d = number(4), T = number(5), vocab = number(7) }
+local B <const>, M <const> = number(6), number(8) -- samples a step, microbatches
+
+local world = core.comm_world()
+local rank, ranks = world:rank(), world:size()
+local alone = world:split(rank, 0) -- a group of this rank
+
+local function trainer_of(model, loss, global, micro, parallel)
+  return rille.Trainer {
+    model = model, loss = loss, log = 0, seed = 1, parallel = parallel,
+    optimizer = { "adamw", lr = 3e-4, betas = { 0.9, 0.95 }, weight_decay = 0.1, clip = 1.0 },
+    batch = { global = global, micro = micro },
+  }
+end
+
+local function ids_of(n)
+  local ids = rille.randint(0, o.vocab, { n, o.T + 1 })
+  return ids:slice(1, 0, o.T):contiguous(), ids:slice(1, 1, o.T + 1):contiguous()
+end
+
+local makers = {}
+
+function makers.pp()
+  local trainer = trainer_of(gpt(o), nn.cross_entropy, B, B // M, { pp = ranks })
+  local x, y = ids_of(B)
+  return function() return trainer:step { x, y }.loss end
+end
+
+function makers.dp()
+  local trainer = trainer_of(gpt(o), nn.cross_entropy, B, B // ranks, { dp = ranks })
+  local x, y = ids_of(B)
+  return function() return trainer:step { x, y }.loss end
+end
+
+-- The rank's share of the units, fed with what it would get; the end of a first half is a product
+-- with a gradient, which costs next to nothing.
+function makers.halves()
+  local units, mine = gpt(o):units(), {}
+  local first, last = rank * #units // ranks + 1, (rank + 1) * #units // ranks
+  for u = first, last do
+    local unit = units[u]
+    rawset(unit, "_parent", nil)
+    table.insert(mine, { (unit._path:gsub("%.", "_")), unit })
+  end
+  local x, y = ids_of(B)
+  if rank > 0 then
+    x = rille.randn(B, o.T, o.d)
+    local head = units[#units] -- a weight of its own, where the tied one is with the other half
+    head.tied = nil
+    head.weight = nn.Parameter({ o.vocab, o.d }, {})
+    head.weight:normal_(0, 0.02)
+  end
+  local function pull(out) return (out * 1e-3):sum(), out:size(0) end
+  local trainer = trainer_of(nn.Sequential(mine), rank < ranks - 1 and pull or nn.cross_entropy, B,
+    B // M, { comm = alone })
+  return function() return trainer:step { x, y }.loss end
+end
+
+local function answer(line)
+  if rank == 0 then
+    io.stdout:write(line, "\n")
+    io.stdout:flush()
+  end
+end
+
+local run = makers[what]()
+run()
+answer("ready version=" .. rille.version)
+while true do
+  local line = world:broadcast(rank == 0 and (io.read("l") or "") or nil, 0)
+  local n = line:match("^run (%d+)$")
+  if line == "" then break end
+  if n then
+    local seconds = {}
+    for i = 1, math.tointeger(n) do
+      world:barrier()
+      local start = core.clock()
+      run()
+      world:barrier()
+      seconds[i] = ("%.9f"):format(core.clock() - start)
+      collectgarbage()
+    end
+    answer(table.concat(seconds, " "))
+  else
+    answer(line == "stats" and "ranks=" .. ranks or "unknown " .. line)
+  end
+end

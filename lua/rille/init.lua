@@ -12,7 +12,7 @@ local homes <const> = {
   sample = "rille.sample", Metrics = "rille.metrics", load = "rille.state", save = "rille.state",
   cross_entropy = "rille.loss", mse = "rille.loss",
   schedule = "rille.schedule", schedule_from = "rille.schedule", schedules = "rille.schedule",
-  split = "rille.split",
+  split = "rille.split", Pipeline = "rille.pipeline",
 }
 
 -- A field that is there, or that a submodule brings; nil if there is none.

@@ -17,8 +17,10 @@ local nn = require "rille.nn"
 local fail = require "rille.fail"
 local layouts = require "rille.layout"
 local optim = require "rille.optim"
+local known = require "rille.known"
 local record = require "rille.record"
 local report = require "rille.report"
+local trainer_options = require "rille.trainer_options"
 
 local pipeline = {}
 
@@ -539,6 +541,28 @@ function Pipeline:forward_backward(batch, at)
   self.is_broken = false
 end
 
+--- A whole step but for the update, of a loop of one's own: gradients are zeroed, filled, reduced.
+---@param batch table {inputs, targets}
+---@return table {loss, count, scale = what the gradients are to be multiplied by, norms = for
+--- Optimizer:step, losses = added ones by name}, the same on every rank
+function Pipeline:step(batch)
+  if not self.own_optimizer then
+    fail("Pipeline:step: make the optimizer first, pipe:optimizer{\"adamw\", ...}: it lays the "
+      .. "gradients out")
+  end
+  self.steps_taken = (self.steps_taken or 0) + 1
+  core.begin_step(self.steps_taken)
+  self.own_optimizer:zero_grad()
+  self:forward_backward(batch, self.samples_seen or 0)
+  self.samples_seen = (self.samples_seen or 0) + pipeline.samples_of(batch)
+  local sums = self:report(self.own_optimizer:norms()).wait()
+  core.end_step()
+  local loss = is_sum(self.loss) and sums.loss or sums.loss / sums.count
+  for _, value in pairs(sums.added) do loss = loss + value end
+  return { loss = loss, count = sums.count, losses = sums.added, norms = sums.norms,
+    scale = is_sum(self.loss) and 1 or sums.slots / sums.count }
+end
+
 -- Forward passes of pieces that this replica runs, as many at a time as the schedule has.
 local function forward_pieces(self, pieces)
   local l = self.layout
@@ -672,6 +696,7 @@ function Pipeline:optimizer(spec)
   end
   local optimizer = optim.new(named, spec, l.dp)
   self.buckets = order_of_buckets(self, optimizer)
+  self.own_optimizer = optimizer
   return optimizer
 end
 
@@ -716,10 +741,8 @@ local function make_exec(self)
   }
 end
 
---- A pipeline over the ranks of a layout. Options: layout, loss, recompute.
----@return rille.Pipeline
-function pipeline.new(options)
-  local l = options.layout
+-- A pipeline over the ranks of a layout.
+local function new(l, options)
   local self = setmetatable({
     layout = l, loss = options.loss, recompute = options.recompute, live = {},
     all = l.mesh:all(), pp_comm = l.mesh:group("pp"), dp_comm = l.mesh:group("dp"),
@@ -741,6 +764,31 @@ function pipeline.new(options)
   end
   make_exec(self)
   return self
+end
+
+local option_names = { "batch", "example", "loss", "model", "parallel", "recompute", "seed" }
+
+--- The pieces of a Trainer for a loop of one's own, under every layout:
+---
+---     local pipe = rille.Pipeline { model = model, loss = nn.cross_entropy,
+---       batch = { global = 64, micro = 4 }, parallel = { pp = 2 } }
+---     local optimizer = pipe:optimizer { "adamw", lr = 3e-4, clip = 1 }
+---     for step = 1, 100 do
+---       local r = pipe:step(data.train:batch(step - 1, 64)) -- {inputs, targets}
+---       optimizer:step(r.scale, 100, false, r.norms)
+---     end
+---
+--- Options are the Trainer's of the same names.
+---@return rille.Pipeline
+function pipeline.Pipeline(options)
+  known("Pipeline", options, option_names)
+  for _, name in ipairs { "model", "loss", "batch" } do
+    if options[name] == nil then fail.usage("Pipeline needs %s", name) end
+  end
+  local global, micro = trainer_options.batch(options.batch)
+  if options.seed then rille.manual_seed(options.seed) end
+  return new(layouts.new(options.model, options.parallel, global, micro, options.example,
+    options.loss), options)
 end
 
 return pipeline

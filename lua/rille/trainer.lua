@@ -11,7 +11,6 @@
 local rille = require "rille"
 local core = rille.core
 local nn = require "rille.nn"
-local layouts = require "rille.layout"
 local pipeline = require "rille.pipeline"
 local checkpoint = require "rille.checkpoint"
 local expect = require "rille.expect"
@@ -51,11 +50,11 @@ function Trainer.new(options)
   }, Trainer)
   self.global, self.micro = trainer_options.batch(options.batch)
   if options.seed then rille.manual_seed(options.seed) end
-  self.layout = layouts.new(self.model, options.parallel, self.global, self.micro, options.example,
-    self.loss)
-  self.pipeline = pipeline.new {
-    layout = self.layout, loss = self.loss, recompute = self.recompute,
+  self.pipeline = pipeline.Pipeline {
+    model = self.model, loss = self.loss, batch = options.batch, parallel = options.parallel,
+    recompute = self.recompute, example = options.example,
   }
+  self.layout = self.pipeline.layout
   self.optimizer = self.pipeline:optimizer(options.optimizer)
   checkpoint.configure(self, options.checkpoint)
   return self

@@ -26,8 +26,7 @@ enum {
   COARSE_CLASSES = STEPS * 40,
   CLASSES = FINE_CLASSES + COARSE_CLASSES,
 };
-static const size_t HUGE_BYTES = (size_t)4 << 20; // from here on blocks ask for huge pages
-static const size_t HUGE_PAGE = (size_t)2 << 20;
+static const size_t HUGE_PAGE = (size_t)2 << 20; // blocks that hold one or more ask for them
 
 typedef struct FreeBlock {
   struct FreeBlock *next;
@@ -88,9 +87,10 @@ Status pool_new(size_t limit, Pool **out) {
 }
 
 static void *system_alloc(size_t block_bytes) {
-  if (block_bytes < HUGE_BYTES) return aligned_alloc(ALIGN, block_bytes);
+  if (block_bytes < HUGE_PAGE) return aligned_alloc(ALIGN, block_bytes);
   void *p = aligned_alloc(HUGE_PAGE, round_up(block_bytes, HUGE_PAGE));
-  if (p) madvise(p, round_up(block_bytes, HUGE_PAGE), MADV_HUGEPAGE);
+  // Whole ones only: what lies after the last of them stays on small pages, and costs no more.
+  if (p) madvise(p, block_bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
   return p;
 }
 

@@ -156,7 +156,7 @@ static double *number_rows(lua_State *L, Rille *r, int table, const char *name, 
         raise_value(L, r, "%s: entry %d must be a list of %d to %d numbers", name, i + 1, least,
                     most);
       for (int k = 0; k < most; k++) {
-        rows[i * most + k] = NAN;
+        rows[i * most + k] = (double)NAN;
         if (k >= length) continue;
         lua_rawgeti(L, -1, k + 1);
         rows[i * most + k] = number_at(L, r, -1, name);

@@ -88,7 +88,7 @@ static void measure(const PartitionCase *c, const Sums *sums, const int *first,
 
 void partition_measure(const PartitionCase *c, const int *first, PartitionFigures *figures) {
   Sums sums;
-  *figures = (PartitionFigures){.total = NAN};
+  *figures = (PartitionFigures){.total = (double)NAN};
   if (sums_new(c, &sums) != ST_OK) return;
   measure(c, &sums, first, figures);
   free(sums.cost);
@@ -149,7 +149,7 @@ typedef struct Pass {
 // The plans with stage s as their last, from those before it.
 static void add_stage(const Pass *pass, int s, const Plan *before, Plan *plan) {
   for (int u = 0; u <= pass->c->units; u++) {
-    plan[u] = (Plan){INFINITY, -1};
+    plan[u] = (Plan){HUGE_VAL, -1};
     for (int from = u - 1; from >= s; from--) {
       double cost = cost_of(pass->sums, from, u), own = pass->by_squares ? cost * cost : cost;
       if (cost > pass->cap || own > plan[u].value) break; // it only grows
@@ -298,14 +298,14 @@ static void climb(Search *search, int *first) {
 static void improve(Search *search, bool has_first) {
   const PartitionCase *c = search->c;
   bool is_complete = true;
-  double rank_cap = INFINITY;
+  double rank_cap = HUGE_VAL;
   if (has_first) {
     climb(search, search->best);
     measure(c, search->sums, search->best, &search->found);
     search->is_found = c->limit <= 0 || search->found.bytes <= c->limit;
     if (search->is_found) rank_cap = search->found.rank_cost * (1 - SAME);
   }
-  start(search, rank_cap, INFINITY, false);
+  start(search, rank_cap, HUGE_VAL, false);
   is_complete = search->nodes < NODES_MAX;
   if (search->is_found) {
     start(search, search->found.rank_cost * (1 + SAME), search->found.stage_cost * (1 - SAME),
@@ -346,7 +346,7 @@ static Status solve(const PartitionCase *c, const Sums *sums, int *first,
   }
   int *best = counts + ranks;
   bool is_simple = has_one_stage_a_rank(c);
-  Pass pass = {c, sums, is_simple && c->limit > 0, false, INFINITY};
+  Pass pass = {c, sums, is_simple && c->limit > 0, false, HUGE_VAL};
   bool is_found = plan_stages(&pass, plans, best);
   if (is_simple && is_found) { // now the most even of those with the smallest largest stage
     measure(c, sums, best, figures);

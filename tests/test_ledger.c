@@ -76,7 +76,7 @@ static double inputs_at(const Step *step, const bool *has_arrived, int rank, Act
     bool is_input = (wants_f && a.kind == ACTION_RECV_F) || (wants_b && a.kind == ACTION_RECV_B);
     if (!is_input || a.stage != action.stage || a.mb != action.mb) continue;
     int64_t at = step->first[rank] + i;
-    if (!has_arrived[at]) return INFINITY;
+    if (!has_arrived[at]) return HUGE_VAL;
     if (step->arrived[at] < latest) continue;
     latest = step->arrived[at];
     *last = (LedgerMessage){a.peer, step->sent[at], latest};
@@ -147,7 +147,7 @@ static const Ledger *ledger_of(SchedArena *arena, const Step *step) {
   Ledger *ledger = NULL;
   Status status = ledger_make(arena, &ledger, step->sched, step->first, step->span, step->message);
   ck_assert_msg(status == ST_OK, "%s", arena->message);
-  double begin = INFINITY, end = -INFINITY, lates = 0, links = 0;
+  double begin = HUGE_VAL, end = -HUGE_VAL, lates = 0, links = 0;
   for (int64_t i = 0; i < step->first[RANKS]; i++) {
     if (step->span[i].end <= step->span[i].start) continue;
     begin = fmin(begin, step->span[i].start);

@@ -14,7 +14,7 @@ enum { UNITS_MAX = 11, STAGES_MAX = 6 };
 // ---- every split -----------------------------------------------------------------------------
 
 typedef struct Best {
-  double rank_cost, stage_cost, squares; // of the best within the limit; INFINITY: there is none
+  double rank_cost, stage_cost, squares; // of the best within the limit; HUGE_VAL: there is none
 } Best;
 
 static double between(const double *values, double fallback, int from, int to) {
@@ -38,7 +38,7 @@ static Best judge(const PartitionCase *c, const int *first) {
       b.squares += own * own;
     }
     b.rank_cost = fmax(b.rank_cost, cost);
-    if (c->limit > 0 && bytes > c->limit) return (Best){INFINITY, INFINITY, INFINITY};
+    if (c->limit > 0 && bytes > c->limit) return (Best){HUGE_VAL, HUGE_VAL, HUGE_VAL};
   }
   return b;
 }
@@ -63,7 +63,7 @@ static void visit_all(const PartitionCase *c, int *first, int stage, Best *best)
 
 static Best best_of_all(const PartitionCase *c) {
   int first[STAGES_MAX + 1] = {0};
-  Best best = {INFINITY, INFINITY, INFINITY};
+  Best best = {HUGE_VAL, HUGE_VAL, HUGE_VAL};
   visit_all(c, first, 0, &best);
   return best;
 }
@@ -247,7 +247,7 @@ START_TEST(wrong_splits_are_refused_and_printed) {
   c.stages = 12;
   refused(partition_uniform(&c, first), "12 stages for 8 units");
   refused(partition_balanced(&c, first, NULL), "12 stages for 8 units");
-  double cost[8] = {1, NAN};
+  double cost[8] = {1, (double)NAN};
   c = (PartitionCase){.units = 8, .stages = 3, .ranks = 3, .cost = cost};
   refused(partition_balanced(&c, first, NULL), "unit 1: its cost is");
   cost[1] = -1;

@@ -329,13 +329,16 @@ Status channel_open(Ctx *ctx, Comm *comm, int peer, int depth, double clock, Cha
   return ST_OK;
 }
 
+// The transport writes to what it was given as long as a request is pending: then that is left to
+// it. It happens at the end of a job that failed.
 void channel_close(Channel *channel) {
   if (!channel) return;
-  for (Outgoing *out = channel->first, *next; out; out = next) {
-    next = out->next;
-    parcel_delete(channel->ctx, out->parcel);
-    free(out);
+  bool is_pending = channel->first != NULL;
+  for (int i = 0; i < channel->depth; i++) {
+    is_pending =
+        is_pending || channel->ring[i].state == IN_HEADER || channel->ring[i].state == IN_PAYLOAD;
   }
+  if (is_pending) return;
   for (int i = 0; i < channel->depth; i++) parcel_delete(channel->ctx, channel->ring[i].parcel);
   free(channel->ring);
   free(channel);

@@ -43,7 +43,7 @@ typedef struct Channel Channel;
 // Both directions between this rank and `peer` of the group. depth: messages posted ahead, from 1.
 // clock: seconds to be added to the peer's clock to get this rank's.
 Status channel_open(Ctx *ctx, Comm *comm, int peer, int depth, double clock, Channel **out);
-// Pending receives must be done (or the job is ending).
+// Where messages are pending, after a failure, their memory is left to the transport.
 void channel_close(Channel *channel);
 
 // What will come, in order: action k is a RECV; its parcel goes to *where[k]. Both are borrowed

@@ -1,0 +1,134 @@
+-- What two ranks see of a layout: splits, the parts of a trainer, timelines, what is elsewhere. Run
+-- by tests/layout_test.sh; every rank runs the same tests, the first one prints.
+local rille = require "rille"
+local check = require "tests.check"
+local core, nn = rille.core, rille.nn
+local folder <const> = arg[1]
+local rank <const> = core.rank
+
+-- Other ranks say what failed there.
+if rank > 0 then
+  rawset(_G, "print", function(words)
+    if not words:find("^%d+ passed") then rille.print_all(words) end
+  end)
+end
+
+local function chain(n)
+  local list = {}
+  for i = 1, n do list[i] = nn.Linear { 6, 6, act = "gelu" } end
+  return nn.Sequential(list)
+end
+
+rille.manual_seed(5)
+local data <const> = { rille.randn(8, 6), rille.randn(8, 6) }
+local function batch() return data end
+
+local function trainer(parallel, more)
+  local options = { model = chain(6), loss = nn.mse, seed = 1, log = 0, parallel = parallel,
+    optimizer = { "sgd", lr = 0.1 }, batch = { global = 8, micro = 2 } }
+  for key, value in pairs(more or {}) do options[key] = value end
+  return rille.Trainer(options)
+end
+
+check.test("splits: uniform, by parameters, by time, a list with an empty stage", function()
+  local t = trainer { pp = 2 }
+  check.equal(t.layout.split.counts, { 3, 3 })
+  check.equal(trainer { pp = 2, split = "parameters" }.layout.split.counts, { 3, 3 })
+  local timed = trainer({ pp = 2, split = "time" }, { example = batch() }).layout.split
+  check.equal(timed.counts[1] + timed.counts[2], 6)
+  check.ok(timed.text:find("of the time", 1, true))
+  local listed = trainer { pp = 2, stages_per_rank = 2, split = { 2, 0, 3, 1 } }
+  check.equal(listed.layout.split.counts, { 2, 0, 3, 1 })
+  local r, one = listed:step(batch()), trainer { comm = core.comm_world():split(rank, 0) }
+  check.equal(r.loss, one:step(batch()).loss)
+  check.equal(listed:fingerprint(), one:fingerprint())
+end)
+
+check.test("wrong splits are refused with the split and the user's words", function()
+  check.raises(function() trainer { pp = 2, split = { 3, 2 } } end, "5 units")
+  check.raises(function() trainer { pp = 2, split = "tme" } end, "did you mean \"time\"")
+  check.raises(function() trainer { pp = 2, split = "time" } end, "example = {inputs, targets}")
+  check.raises(function() trainer { pp = 2, stages_per_rank = 4 } end, "8 stages")
+  check.raises(function() trainer { pp = 3 } end, "pp 3")
+  check.raises(function() trainer({ dp = 2 }, { batch = { global = 1 } }) end, "dp = 2")
+end)
+
+check.test("every part is in exactly one unit, or the error says which is not", function()
+  local Net = nn.class "Net"
+  function Net:init() self.a, self.b = nn.Linear { 6, 6 }, nn.Linear { 6, 6 } end
+  function Net:forward(x) return self.b(self.a(x)) end
+  check.raises(function() trainer({ pp = 2 }, { model = Net() }) end, "function Net:units()")
+  function Net:units() return { self.a, self.a } end
+  check.raises(function() trainer({ pp = 2 }, { model = Net() }) end, "a is there twice")
+  function Net:units() return { self.a } end
+  check.raises(function() trainer({}, { model = Net() }) end, "b.weight is in no unit")
+end)
+
+check.test("a parameter of another rank says where it is", function()
+  local t = trainer { pp = 2 }
+  local elsewhere = rank == 0 and "5.weight" or "0.weight"
+  check.raises(function() return t.model:get(elsewhere):sum():item() end,
+    elsewhere .. " is not on this rank: it belongs to stage")
+end)
+
+check.test("Pipeline: a loop of one's own gives the trainer's bits", function()
+  local t = trainer { pp = 2 }
+  local pipe = rille.Pipeline { model = chain(6), loss = nn.mse, seed = 1, parallel = { pp = 2 },
+    batch = { global = 8, micro = 2 } }
+  check.raises(function() pipe:step(batch()) end, "make the optimizer first")
+  local optimizer = pipe:optimizer { "sgd", lr = 0.1 }
+  for step = 1, 3 do
+    local r, want = pipe:step(batch()), t:step(batch())
+    optimizer:step(r.scale, nil, false, r.norms)
+    check.equal({ r.loss, step }, { want.loss, want.step })
+  end
+  check.equal(pipe:fingerprint(), t:fingerprint())
+end)
+
+check.test("without clipping results come later, and are the same on every rank", function()
+  local t, results = trainer { dp = 2 }, {}
+  local loader = { batch = function() return batch() end }
+  for step, given in t:steps(loader, 4) do
+    results[step] = t:step(given)
+    check.equal(rawget(results[step], "loss") == nil, step > 1) -- the first is waited for
+  end
+  local words = {}
+  for step, r in ipairs(results) do
+    words[step] = ("%d %.17g %.17g %d"):format(r.step, r.loss, r.grad_norm, r.count)
+  end
+  local text = table.concat(words, "\n")
+  check.equal(core.comm_world():broadcast(text, 0), text)
+  check.ok(results[4].loss < results[1].loss)
+end)
+
+check.test("a timeline: promise and measurement, as an SVG and as text", function()
+  local t = trainer { pp = 2, pipeline = "zb-h1" }
+  for _ = 1, 2 do t:step(batch()) end
+  local path = folder .. "/timeline.svg"
+  local words = t:timeline(path)
+  check.equal(words ~= nil, rank == 0)
+  if words then
+    check.ok(words:find("predicted, ms", 1, true) and words:find("measured, ms", 1, true))
+    check.ok(words:find("warm_up", 1, true))
+    check.ok(assert(io.open(path)):read("a"):find("</svg>", 1, true))
+  end
+  local bubble = t.pipeline:bubble(true)
+  if bubble then
+    local sum = 0
+    for _, seconds in pairs(bubble.causes) do sum = sum + seconds end
+    check.near(sum, bubble.idle, 1e-9)
+  end
+end)
+
+check.test("an error that was caught: the next step says that the run is over", function()
+  local t = trainer { dp = 2 } -- both fail
+  local bad = true
+  for _, module in ipairs(t.model:modules()) do
+    module:on("", function() if bad then error("broken", 0) end end)
+  end
+  check.raises(function() t:step(batch()) end, "broken")
+  bad = false
+  check.raises(function() t:step(batch()) end, "let the error end the run")
+end)
+
+check.done()

@@ -195,7 +195,7 @@ DEPS := $(if $(filter-out rille,$(BLAS)),--$(BLAS))
 
 # ---- what people type -----------------------------------------------------------------------
 deps:
-	@sh scripts/deps $(DEPS)
+	@sh scripts/deps --mpi $(DEPS)
 
 # The second make reads the flags of libraries that the first may just have installed.
 check check-full demo bench: deps

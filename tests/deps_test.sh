@@ -47,7 +47,10 @@ for program in gcc make pkg-config bible; do fake $program 'exit 0'; done
 claim='with everything there it says nothing'
 if PATH=$work/bin sh "$deps" >"$work/out" 2>&1 && [ ! -s "$work/out" ]; then echo "ok $claim"
 else echo "not ok $claim" && cat "$work/out"; fi
+expect 'MPI alone is said to be missing, and is no failure' 0 'Missing: MPI (several ranks need it)' \
+  --mpi
 fake pkg-config 'case $* in *libedit*) exit 1 ;; esac'
+expect 'and is a failure where MPI is missing too' 1 'Missing: libedit MPI\.' --mpi
 expect 'one that is missing is named' 1 'Missing: libedit\.'
 if grep -q 'sudo apt-get install libedit-dev$' "$work/out"; then echo 'ok and nothing else asked for'
 else echo 'not ok and nothing else asked for'; fi

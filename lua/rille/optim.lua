@@ -300,6 +300,8 @@ end
 --- before clipping, and the learning rate. With skip_nonfinite, a norm that is not finite changes
 --- nothing. norms: the whole model's, where other ranks have a part of it.
 function Optimizer:step(scale, total, skip_nonfinite, norms)
+  expect("step", "scale", scale, "number?")
+  expect("step", "total", total, "number?")
   scale = scale or 1
   local norm = self:norm_of(norms or self:norms()) * scale
   local finite = norm - norm == 0

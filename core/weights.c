@@ -49,6 +49,7 @@ static void leave_set(Ctx *ctx, Param *param) {
   if (!set) return;
   for (int k = 0; k < param->n_uses; k++) tensor_release(ctx, param->uses[k].grad);
   param->n_uses = 0;
+  param->is_summed = false;
   for (int i = 0; i < set->n_params; i++)
     if (set->params[i] == param) set->params[i] = NULL;
   param->set = NULL;
@@ -305,6 +306,7 @@ static Status copy_grad(Ctx *ctx, Tensor *to, Tensor *from, unsigned accumulate)
 
 Status param_grad_buffer(Ctx *ctx, Param *param, int unit, GradUse **out) {
   int at = 0;
+  param->is_summed = false;
   while (at < param->n_uses && param->uses[at].unit < unit) at++;
   if (at < param->n_uses && param->uses[at].unit == unit) {
     *out = &param->uses[at];
@@ -342,7 +344,15 @@ Status param_grad_buffer(Ctx *ctx, Param *param, int unit, GradUse **out) {
 
 // Sums the uses in unit order into the first; zero if none was written (inv. 3).
 static Status finish_param(Ctx *ctx, Param *param) {
-  if (param->n_uses == 0) return ST_OK;
+  if (param->is_summed) return ST_OK;
+  if (param->n_uses == 0) { // its place may hold what replicas summed in an earlier step
+    const WeightSet *set = param->set;
+    size_t size = dtype_size(set->grad_dtype), n = (size_t)tensor_numel(param->tensor);
+    if (set->grad && n > 0)
+      memset((char *)tensor_data(set->grad) + (size_t)param->offset * size, 0, n * size);
+    param->is_summed = true;
+    return ST_OK;
+  }
   GradUse *first = &param->uses[0];
   for (int k = 1; k < param->n_uses; k++) {
     GradUse *use = &param->uses[k];
@@ -354,6 +364,7 @@ static Status finish_param(Ctx *ctx, Param *param) {
   if (!first->written && tensor_numel(first->grad) > 0)
     memset(tensor_data(first->grad), 0,
            (size_t)tensor_numel(first->grad) * dtype_size(first->grad->dtype));
+  param->is_summed = true;
   return ST_OK;
 }
 
@@ -390,6 +401,7 @@ void weightset_zero_grads(WeightSet *set) {
   for (int i = 0; i < set->n_params; i++) {
     Param *param = set->params[i];
     for (int k = 0; param && k < param->n_uses; k++) param->uses[k].written = false;
+    if (param) param->is_summed = false;
   }
 }
 

@@ -55,6 +55,7 @@ struct Param {
   int64_t offset;   // in the set, elements
   GradUse *uses;    // ascending by unit; the first one's buffer lies in the set's flat gradient
   int n_uses, uses_room;
+  bool is_summed; // the gradient is whole, over uses and then maybe over ranks; nothing came since
 };
 
 enum { MAX_OPT_STATE = 3 };

@@ -218,6 +218,7 @@ static int tensor_zero_grad(lua_State *L) {
   Rille *r = binding_of(L);
   Tensor *t = self(L, r);
   for (int k = 0; t->param && k < t->param->n_uses; k++) t->param->uses[k].written = false;
+  if (t->param) t->param->is_summed = false;
   tensor_release(r->ctx, t->grad);
   t->grad = NULL;
   lua_settop(L, 1);

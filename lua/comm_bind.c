@@ -141,44 +141,80 @@ static int group_all_reduce(lua_State *L) {
   return 1;
 }
 
+// ---- collectives under way
+
+// What an object that stands for a collective begins with. Until the collective is done the object
+// is in the registry's list RUNNING: the transport writes to memory that the object keeps alive,
+// though the script may have forgotten it.
+typedef struct Running {
+  CommCollective *sum; // NULL: done
+  Status status;       // of one that is done
+  char words[256];
+} Running;
+
+static const char RUNNING[] = "rille.running";
+
+static void close_running(Running *run, Status status) {
+  run->sum = NULL;
+  run->status = status;
+  if (status != ST_OK) strncpy(run->words, status_message(), sizeof run->words - 1);
+}
+
+// Adds the object at the top to the list, without those that are done.
+static void keep_running(lua_State *L) {
+  int object = lua_gettop(L), n_kept = 0;
+  luaL_getsubtable(L, LUA_REGISTRYINDEX, RUNNING);
+  lua_Integer n = (lua_Integer)lua_rawlen(L, -1);
+  for (lua_Integer i = 1; i <= n; i++) {
+    bool is_done = true;
+    lua_rawgeti(L, -1, i);
+    Running *run = lua_touserdata(L, -1);
+    if (run->sum) {
+      Status status = comm_collective_test(run->sum, &is_done);
+      if (is_done) close_running(run, status);
+    }
+    if (is_done)
+      lua_pop(L, 1);
+    else
+      lua_rawseti(L, -2, ++n_kept);
+  }
+  lua_pushvalue(L, object);
+  lua_rawseti(L, -2, ++n_kept);
+  for (lua_Integer i = n_kept + 1; i <= n; i++) lua_pushnil(L), lua_rawseti(L, -2, i);
+  lua_settop(L, object);
+}
+
+static void wait_running(lua_State *L, Rille *r, Running *run, const char *what) {
+  if (run->sum) close_running(run, comm_collective_wait(run->sum, what));
+  if (run->status != ST_OK) check_status(L, r, fail(run->status, "%s", run->words));
+}
+
 // ---- sums under way
 
 static const char SUM[] = "rille.sum";
-
-// It is anchored in the registry until it is done: the transport writes to its memory.
-typedef struct SumBox {
-  CommCollective *sum; // NULL: done
-  int anchor;
-} SumBox;
-
-// Waits for a box's sum, which may then be collected.
-static void finish_sum(lua_State *L, Rille *r, CommCollective **sum, int anchor, const char *what) {
-  CommCollective *running = *sum;
-  if (!running) return;
-  *sum = NULL;
-  luaL_unref(L, LUA_REGISTRYINDEX, anchor);
-  check_status(L, r, comm_collective_wait(running, what));
-}
 
 // group:all_reduce_start(t) -> an object whose wait() returns when t holds the sum.
 static int group_all_reduce_start(lua_State *L) {
   Rille *r = binding_of(L);
   Comm *comm = self_comm(L, r);
   Tensor *t = plain_tensor(L, r, 2, "all_reduce_start");
-  SumBox *box = box_push(L, SUM, sizeof *box);
-  lua_pushvalue(L, 2); // the tensor lives as long as the sum
+  Running *run = box_push(L, SUM, sizeof *run);
+  *run = (Running){0};
+  lua_createtable(L, 2, 0); // the tensor and the group live as long as the sum
+  lua_pushvalue(L, 2), lua_rawseti(L, -2, 1);
+  lua_pushvalue(L, 1), lua_rawseti(L, -2, 2);
   lua_setiuservalue(L, -2, 1);
   tensor_written(r->ctx, t);
   check_status(L, r,
                comm_all_reduce_start(comm, r->ctx->pool, tensor_data(t), tensor_numel(t), t->dtype,
-                                     REDUCE_SUM, &box->sum));
+                                     REDUCE_SUM, &run->sum));
+  keep_running(L);
   return 1;
 }
 
 static int sum_wait(lua_State *L) {
   Rille *r = binding_of(L);
-  SumBox *box = box_check(L, r, 1, SUM);
-  finish_sum(L, r, &box->sum, box->anchor, "a sum over replicas");
+  wait_running(L, r, box_check(L, r, 1, SUM), "a sum over replicas");
   return 0;
 }
 
@@ -190,9 +226,8 @@ static const char GATHER[] = "rille.gather";
 
 // Each rank's cell is its string behind its length; a sum with zeros elsewhere gathers them.
 typedef struct GatherBox {
-  Comm *comm;
-  CommCollective *sum; // NULL: done
-  int anchor;
+  Running run;
+  Comm *comm; // NULL: has been waited for
   unsigned char *cells;
   int64_t cell;
 } GatherBox;
@@ -220,20 +255,23 @@ static int group_all_gather_start(lua_State *L) {
   unsigned char *mine = cells + cell * comm->rank;
   memcpy(mine, &n, sizeof n);
   if (n + (int64_t)sizeof n <= cell) memcpy(mine + sizeof n, text, length);
-  *box = (GatherBox){comm, NULL, LUA_NOREF, cells, cell};
+  *box = (GatherBox){.comm = comm, .cells = cells, .cell = cell};
   check_status(L, r,
                comm_all_reduce_start(comm, r->ctx->pool, cells, cell * comm->size, DT_U8,
-                                     REDUCE_SUM, &box->sum));
+                                     REDUCE_SUM, &box->run.sum));
+  keep_running(L);
   return 1;
 }
 
 static int gather_wait(lua_State *L) {
   Rille *r = binding_of(L);
   GatherBox *box = box_check(L, r, 1, GATHER);
-  if (!box->sum) raise_value(L, r, "wait: this has been waited for");
-  finish_sum(L, r, &box->sum, box->anchor, "what other ranks say of a step");
+  const Comm *comm = box->comm;
+  if (!comm) raise_value(L, r, "wait: this has been waited for");
+  box->comm = NULL;
+  wait_running(L, r, &box->run, "what other ranks say of a step");
   bool fits = true;
-  for (int i = 0; i < box->comm->size; i++) {
+  for (int i = 0; i < comm->size; i++) {
     int64_t n;
     memcpy(&n, box->cells + box->cell * i, sizeof n);
     fits = fits && n + (int64_t)sizeof n <= box->cell;
@@ -245,8 +283,8 @@ static int gather_wait(lua_State *L) {
     lua_call(L, 2, 1);
     return 1;
   }
-  lua_createtable(L, box->comm->size, 0);
-  for (int i = 0; i < box->comm->size; i++) {
+  lua_createtable(L, comm->size, 0);
+  for (int i = 0; i < comm->size; i++) {
     int64_t n;
     const unsigned char *at = box->cells + box->cell * i;
     memcpy(&n, at, sizeof n);
@@ -465,6 +503,7 @@ static int stall_timeout(lua_State *L) {
 // os.exit, telling the ranks that wait for this one.
 static int leave(lua_State *L) {
   int code = lua_isboolean(L, 1) ? !lua_toboolean(L, 1) : (int)luaL_optinteger(L, 1, 0);
+  if (code == 0) check_status(L, binding_of(L), comm_collectives_settle());
   comm_leaving(code);
   lua_pushvalue(L, lua_upvalueindex(2));
   lua_insert(L, 1);

@@ -212,6 +212,10 @@ int main(int argc, char **argv) {
   lua_pushcfunction(L, protected_start);
   lua_pushlightuserdata(L, &start);
   if (lua_pcall(L, 1, 0, 0) != LUA_OK) runner_report(L);
+  if (start.code == EXIT_SUCCESS && comm_collectives_settle() != ST_OK) {
+    fprintf(stderr, "rille: %s\n", status_message());
+    start.code = EXIT_ERROR;
+  }
   lua_close(L);
   if (fflush(stdout) != 0 || ferror(stdout)) {
     fprintf(stderr, "rille: standard output could not be written (a full disk?)\n");

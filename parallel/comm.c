@@ -61,6 +61,7 @@ Status comm_group_new(const Comm *like, int64_t id, int rank, int size, const in
 }
 
 static void group_delete(Comm *comm) {
+  comm_collectives_forget(comm);
   Comm **at = &process.groups;
   while (*at && *at != comm) at = &(*at)->next;
   if (*at) *at = comm->next;

@@ -213,6 +213,8 @@ Status comm_all_reduce_start(Comm *comm, Pool *pool, void *data, int64_t count, 
                              CommReduce how, CommCollective **out);
 Status comm_collective_test(CommCollective *collective, bool *done);
 Status comm_collective_wait(CommCollective *collective, const char *what);
+// Waits for everything that is under way in this process, before the memory of it goes.
+Status comm_collectives_settle(void);
 
 // Whether all ranks have the same list of lines; else ECOMM on every rank, with the first line that
 // differs and who has which: "rank 5 has h.3.mlp where rank 0 has h.3.attn".

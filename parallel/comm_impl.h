@@ -94,6 +94,8 @@ Status comm_wait_all(Comm *comm, CommRequest **requests, const int *peers, int n
 void comm_collectives_advance(void);
 // Completes what was started on the group, so that a blocking collective finds its turn.
 Status comm_collectives_drain(Comm *comm);
+// The group is about to be freed: what is under way on it will never be done.
+void comm_collectives_forget(const Comm *comm);
 
 // ---- comm_life.c
 

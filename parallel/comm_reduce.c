@@ -353,6 +353,26 @@ Status comm_collective_wait(CommCollective *c, const char *what) {
   return finish(c);
 }
 
+Status comm_collectives_settle(void) {
+  for (CommCollective *c = comm_process()->collectives; c; c = c->next)
+    TRY(wait_until_done(c, "the last words of a run"));
+  return ST_OK;
+}
+
+void comm_collectives_forget(const Comm *comm) {
+  for (CommCollective **at = &comm_process()->collectives; *at;) {
+    CommCollective *c = *at;
+    if (c->comm != comm) {
+      at = &c->next;
+      continue;
+    }
+    *at = c->next;
+    if (!c->is_done) strncpy(c->message, "its group of ranks is gone", sizeof c->message - 1);
+    if (!c->is_done) c->status = ST_ECOMM;
+    c->is_done = true;
+  }
+}
+
 Status comm_collectives_drain(Comm *comm) {
   for (CommCollective *c = comm_process()->collectives; c; c = c->next)
     if (c->comm == comm) TRY(wait_until_done(c, "a sum over ranks"));

@@ -108,9 +108,10 @@ local function parameters_of(self)
   return list
 end
 
--- Named values: unit.writes and unit.reads. Gives the edges beside the chain, {from, to, names}.
+-- Named values: unit.writes and unit.reads. Gives the edges beside the chain, {from, to, names},
+-- and the names that go to the next stage: those travel along with the chain, by their first stage.
 local function named_edges(self)
-  local writer, edges, by_pair = {}, {}, {}
+  local writer, edges, by_pair, along = {}, {}, {}, {}
   for u, unit in ipairs(self.units) do
     for _, name in ipairs(unit.reads or {}) do
       local from = writer[name]
@@ -121,7 +122,8 @@ local function named_edges(self)
       local pair = a .. " " .. b
       if a ~= b and not by_pair[pair] then
         by_pair[pair] = { from = a, to = b, names = {}, has = {} }
-        table.insert(edges, by_pair[pair])
+        if b == a + 1 then along[a] = by_pair[pair].names
+        else table.insert(edges, by_pair[pair]) end
       end
       if a ~= b and not by_pair[pair].has[name] then
         by_pair[pair].has[name] = true
@@ -136,7 +138,7 @@ local function named_edges(self)
       writer[name] = u
     end
   end
-  return edges
+  return edges, along
 end
 
 -- Groups of stages that share parameters: {stages = {...}, params = {...}}, by first parameter.
@@ -274,14 +276,14 @@ function layout.new(model, parallel, n_global, micro, example, loss)
   self.stages_per_rank = positive("stages_per_rank", parallel.stages_per_rank, nil)
   self.units = units_of(model, self.pp)
   self.first_sample, self.n_samples = layout.share(n_global, self.dp, self.mesh:at("dp"))
-  self.micro = math.min(micro, self.n_samples)
+  self.micro, self.micro_asked = math.min(micro, self.n_samples), micro
   self.m = (self.n_samples + self.micro - 1) // self.micro
   self.sched = schedule_of(self, parallel, self.m, {})
   self.n_stages = self.sched:stages()
   self.split = choose_split(self, parallel.split, example, loss)
   assign(self, self.split.first)
   self.params = parameters_of(self)
-  self.edges = named_edges(self)
+  self.edges, self.along = named_edges(self)
   self.tied = tied_groups(self)
   if #self.edges > 0 or #self.tied > 0 then
     local tied = {}
@@ -294,6 +296,18 @@ function layout.new(model, parallel, n_global, micro, example, loss)
   end
   hold(self)
   return self
+end
+
+--- The microbatches of all replicas for a batch of n samples: a list of {first, n}.
+function Layout:microbatches(n)
+  local list = {}
+  for replica = 0, self.dp - 1 do
+    local first, share = layout.share(n, self.dp, replica)
+    for at = 0, share - 1, self.micro_asked do
+      table.insert(list, { first + at, math.min(self.micro_asked, share - at) })
+    end
+  end
+  return list
 end
 
 --- How the model lies on the ranks, in words.

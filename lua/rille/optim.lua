@@ -182,7 +182,7 @@ end
 ---@param replicas integer?
 function optim.new(named, spec, replicas)
   if type(spec) == "string" then spec = { spec } end
-  if type(named) ~= "table" or #named == 0 then
+  if type(named) ~= "table" or (#named == 0 and not replicas) then -- a rank may hold none
     fail("optim.new: a list of {name, parameter} such as model:named_parameters() is wanted, "
       .. "got %s", type(named) == "table" and "no entries" or expect.describe(named))
   end

@@ -14,6 +14,7 @@
 local rille = require "rille"
 local core = rille.core
 local nn = require "rille.nn"
+local regions = require "rille.added"
 local fail = require "rille.fail"
 local layouts = require "rille.layout"
 local optim = require "rille.optim"
@@ -69,12 +70,22 @@ local function count_slots(loss, y, n_samples, is_mean)
   return math.max(y:numel(), 1)
 end
 
+-- How many targets of the whole step count. What is no tensor may give other rows to another cut.
+local function count_targets(self)
+  local now, total = self.now, 0
+  if rille.is_tensor(now.batch[2]) then return self.loss.count(now.batch[2]) end
+  for _, piece in ipairs(self.layout:microbatches(now.samples)) do
+    total = total + self.loss.count(rows_of(now.batch, 2, piece[1], piece[2]))
+  end
+  return total
+end
+
 -- N, before all of it has been seen: an added loss is seeded so that the final factor C/N cancels.
 local function count_in_advance(self)
   local now, loss = self.now, self.loss
   if now.expected then return now.expected end
   local has_count = type(loss) == "table" and loss.count and not is_sum(loss)
-  now.expected = has_count and loss.count(rows_of(now.batch, 2, 0, now.samples)) or now.slots
+  now.expected = has_count and count_targets(self) or now.slots
   return now.expected
 end
 
@@ -92,7 +103,7 @@ local function drop_inputs(inputs, outputs, kept, named)
 end
 
 local function call_scoped(unit, ...) return core.scope(unit, ...) end
-local function call_again(unit, ...) return core.scope(rille.checkpoint, unit, ...) end
+local function call_again(unit, ...) return core.scope(regions.checkpoint, unit, ...) end
 
 -- Runs the units of a stage on values; returns the last one's results, packed.
 local function run_units(self, stage, piece, values, named, kept)
@@ -122,14 +133,22 @@ local function inputs_of(self, stage, piece, ins)
     local names = self.edge_names[ins[k].stage][stage]
     for i, name in ipairs(names) do named[name] = ins[k][i] end
   end
-  return { n = ins[1].n, table.unpack(ins[1], 1, ins[1].n) }, named, kept
+  local along = self.layout.along[stage - 1] or {}
+  local n = ins[1].n - #along
+  for i, name in ipairs(along) do named[name] = ins[1][n + i] end
+  return { n = n, table.unpack(ins[1], 1, n) }, named, kept
 end
 
--- The lists for the ports out of a stage: the chain's, then those beside it as the schedule has
--- them.
+-- The lists for the ports out of a stage: the chain's, with what the next stage reads by name at
+-- its end, then those beside it as the schedule has them.
 local function outputs_of(self, stage, values, named)
   if stage == self.layout.n_stages - 1 then return {} end
-  local outs = { values }
+  local chain = { n = values.n, table.unpack(values, 1, values.n) }
+  for _, name in ipairs(self.layout.along[stage] or {}) do
+    chain.n = chain.n + 1
+    chain[chain.n] = named[name]
+  end
+  local outs = { chain }
   for _, edge in ipairs(self.edges_from[stage]) do
     local list = { n = #edge.names }
     for i, name in ipairs(edge.names) do list[i] = named[name] end
@@ -394,7 +413,7 @@ function Pipeline:scale_in_advance()
   if type(loss) ~= "table" or not loss.count or #now.added > 0 then return nil end
   local y = now.batch[2]
   if not y then return nil end
-  local count = loss.count(rows_of(now.batch, 2, 0, now.samples))
+  local count = count_targets(self)
   return count > 0 and math.max(y:numel(), 1) / count or nil
 end
 
@@ -434,7 +453,7 @@ local function apply_staged(self)
   if self.layout.dp == 1 then return end
   for _, update in ipairs(staged) do seen[update.buffer] = true end
   for _, entry in ipairs(self:buffers()) do
-    if seen[entry[2]] and entry[2]:is_floating() then
+    if seen[entry[2]] and entry[2]:dtype():find "^b?f" then
       self.dp_comm:all_reduce(entry[2])
       rille.no_grad(function() entry[2]:mul_(1 / self.layout.dp) end)
     end

@@ -10,8 +10,8 @@
 -- samples).
 local rille = require "rille"
 local core = rille.core
-local nn = require "rille.nn"
 local pipeline = require "rille.pipeline"
+local added = require "rille.added"
 local checkpoint = require "rille.checkpoint"
 local expect = require "rille.expect"
 local fail = require "rille.fail"
@@ -21,7 +21,7 @@ local trainer_options = require "rille.trainer_options"
 local Trainer = {}
 Trainer.__index = Trainer
 
-local trainer = {}
+local trainer = { add_loss = added.add_loss }
 
 --- A trainer. Options:
 ---   model       a module; its units() are run one by one, each with gradient buffers of its own
@@ -58,22 +58,6 @@ function Trainer.new(options)
   self.optimizer = self.pipeline:optimizer(options.optimizer)
   checkpoint.configure(self, options.checkpoint)
   return self
-end
-
--- ---- add_loss
-
---- Adds weight x value to the loss of the running microbatch, from within any layer; value is a
---- mean over the
---- microbatch's samples. Its running value shows in the metrics under `name`.
-function trainer.add_loss(name, value, weight)
-  expect("rille.add_loss", "name", name, "string")
-  expect("rille.add_loss", "value", value, "tensor")
-  expect("rille.add_loss", "weight", weight, "number?")
-  local added = nn.added_losses
-  if not added or core.recomputing() then return end
-  table.insert(added, {
-    name = name, value = value:keep(), weight = weight or 1, unit = core.place().unit,
-  })
 end
 
 -- ---- the step
@@ -134,8 +118,9 @@ function Pending.__index(r, key)
   return rawget(r, key)
 end
 
--- Refuses sums from which no update follows.
-local function check_sums(self, sums, step)
+-- Refuses sums from which no update follows, or which are not those of an update that was made with
+-- `scale`.
+local function check_sums(self, sums, step, scale)
   if is_sum(self) then return end
   if sums.count == 0 then
     fail("step %d: no target counts (all %d are ignored): there is no mean loss", step,
@@ -144,6 +129,10 @@ local function check_sums(self, sums, step)
   if sums.expected and sums.expected ~= sums.count then
     fail("step %d: add_loss needs to know in advance how many targets count (%d expected, "
       .. "%d found): give the loss a function count(target)", step, sums.expected, sums.count)
+  end
+  if scale and sums.slots / sums.count ~= scale then
+    fail("step %d: the loss counted %d targets of %d; the weights have been updated by what its "
+      .. "function count(target) said, %g", step, sums.count, sums.slots, sums.slots / scale)
   end
 end
 
@@ -172,7 +161,7 @@ local function update_in_advance(self, batch, r, report, scale)
   r.complete = function()
     r.complete = nil
     local sums = report.wait()
-    check_sums(self, sums, r.step)
+    check_sums(self, sums, r.step, scale)
     r.loss, r.count, r.losses = loss_of(self, sums), sums.count, sums.added
     r.stop = sums.stop
     r.grad_norm = self.optimizer:norm_of(sums.norms) * scale

@@ -1,0 +1,364 @@
+-- pipelines - what the tests of pipelines share: models, data, a trainer's state as values, and
+-- how two of them are compared.
+local check <const> = require "tests.check"
+local rille <const> = require "rille"
+local core <const> = rille.core
+local nn <const> = rille.nn
+
+local pipelines = {}
+
+core.stall_timeout(20) -- a test that hangs says where
+
+local VOCAB <const>, WIDTH <const>, LENGTH <const> = 11, 8, 4
+pipelines.vocab, pipelines.width, pipelines.length = VOCAB, WIDTH, LENGTH
+
+-- ---- models
+
+local Block = nn.class "Block"
+
+function Block:init(i, o)
+  self.norm = nn.LayerNorm { WIDTH, dtype = o.dtype }
+  if i % 3 == 1 then
+    self.mix = nn.Attention { WIDTH, 2, causal = true, dtype = o.dtype }
+  else
+    self.mix = nn.MLP { WIDTH, 12, dtype = o.dtype }
+  end
+  if o.dropout > 0 then self.drop = nn.Dropout(o.dropout) end
+end
+
+function Block:forward(x)
+  local y = self.mix(self.norm(x))
+  if self._items.drop then y = self.drop(y) end
+  return x + y
+end
+
+--- A language model of `units` units: embedding, blocks, norm, head.
+---@param o table {units =, dtype =, dropout =, tied =}
+function pipelines.model(o)
+  local dtype = o.dtype or "f32"
+  local spec = { dtype = dtype, dropout = o.dropout or 0 }
+  local list = { { "wte", nn.TokenEmbedding { VOCAB, WIDTH, positions = LENGTH, std = 0.5,
+    dtype = dtype } } }
+  for i = 0, o.units - 4 do table.insert(list, { "h" .. i, Block(i, spec) }) end
+  table.insert(list, { "ln_f", nn.LayerNorm { WIDTH, dtype = dtype } })
+  table.insert(list, { "head", nn.Linear { WIDTH, VOCAB, bias = not o.tied, dtype = dtype,
+    tied = o.tied and "wte.weight" or nil } })
+  return nn.Sequential(list)
+end
+
+-- ---- data
+
+-- 31 bits of a place: the same on every rank.
+local function scramble(...)
+  local h = 88172645463325252
+  for _, x in ipairs { ... } do
+    h = (h ~ x) * 6364136223846793005 + 1442695040888963407
+    h = h ~ (h >> 29)
+  end
+  return h >> 33
+end
+pipelines.scramble = scramble
+
+local IGNORED <const> = -100
+
+-- Whether target t of sample i counts: the first sample of five has one, others many or none.
+local function counts(i, t, step)
+  if i % 5 == 0 then return t == 0 end
+  return scramble(i, t, step, 7) % 3 > 0
+end
+
+local cache = {}
+
+--- The batch of n samples of a step, {ids[n, T], targets[n, T]}; masked: uneven targets.
+function pipelines.batch(n, step, masked)
+  local key = ("%d %d %s"):format(n, step, masked)
+  if cache[key] then return cache[key] end
+  local x, y = {}, {}
+  for i = 1, n do
+    x[i], y[i] = {}, {}
+    for t = 1, LENGTH do
+      x[i][t] = scramble(i, t, step) % VOCAB
+      y[i][t] = scramble(i, t, step, 3) % VOCAB
+      if masked and not counts(i - 1, t - 1, step) then y[i][t] = IGNORED end
+    end
+  end
+  cache[key] = { rille.tensor(x, { dtype = "i64" }), rille.tensor(y, { dtype = "i64" }) }
+  return cache[key]
+end
+
+-- ---- losses
+
+-- A mean over samples as a plain number, as a user writes it.
+local function plain_mean(logits, target) return rille.cross_entropy(logits, target) end
+
+pipelines.losses = {
+  mean = plain_mean,
+  sum = nn.cross_entropy { reduction = "sum" },
+  token = nn.cross_entropy, -- with targets that are ignored
+}
+
+-- ---- state
+
+-- Values of one kind of every parameter that this rank holds: {name, clone}.
+local function clone_all(trainer, of)
+  local list = {}
+  for _, p in ipairs(trainer.layout.params) do
+    if p.is_here then
+      local value = of(p.tensor)
+      table.insert(list, { p.name, value and rille.no_grad(function() return value:clone() end) })
+    end
+  end
+  return list
+end
+
+--- The gradients, and the weights, of this rank: lists of {name, tensor}.
+function pipelines.gradients(trainer)
+  return clone_all(trainer, function(p) return p:grad() end)
+end
+
+function pipelines.weights(trainer)
+  return clone_all(trainer, function(p) return p end)
+end
+
+local ENTRY <const> = "<s2s4"
+
+--- {name, tensor} lists as bytes for other ranks: all values, exactly.
+function pipelines.pack(list)
+  local words = {}
+  for _, entry in ipairs(list) do
+    local bytes = ""
+    if entry[2] then
+      local values = entry[2]:to("f64"):view(-1):tolist()
+      local parts = {}
+      for at = 1, #values, 100 do
+        local last = math.min(at + 99, #values)
+        table.insert(parts, ("<" .. ("d"):rep(last - at + 1)):pack(table.unpack(values, at, last)))
+      end
+      bytes = table.concat(parts)
+    end
+    table.insert(words, ENTRY:pack(entry[1], bytes))
+  end
+  return table.concat(words)
+end
+
+--- The lists of all ranks: a list of {name, bytes, rank}.
+function pipelines.unpack(texts)
+  local list = {}
+  for rank, text in ipairs(texts) do
+    local at = 1
+    while at <= #text do
+      local name, bytes
+      name, bytes, at = ENTRY:unpack(text, at)
+      table.insert(list, { name, bytes, rank - 1 })
+    end
+  end
+  return list
+end
+
+local function values_of(bytes)
+  local list, at = {}, 1
+  while at <= #bytes do
+    list[#list + 1], at = ("<d"):unpack(bytes, at)
+  end
+  return list
+end
+
+--- The largest magnitude in a list of {name, bytes}.
+function pipelines.largest(list)
+  local most = 0
+  for _, entry in ipairs(list) do
+    for _, x in ipairs(values_of(entry[2])) do most = math.max(most, math.abs(x)) end
+  end
+  return most
+end
+
+-- Words about the first element that differs by more than `tolerance`; nil if none does.
+local function first_difference(name, have, want, tolerance)
+  if have == want then return nil end
+  local a, b = values_of(have), values_of(want)
+  if #a ~= #b then return ("%s has %d values, not %d"):format(name, #a, #b) end
+  for i = 1, #a do
+    local is_near = math.abs(a[i] - b[i]) <= tolerance -- no NaN is
+    if not is_near then
+      return ("%s[%d] = %.17g, one process has %.17g"):format(name, i - 1, a[i], b[i])
+    end
+  end
+end
+
+--- Compares what the ranks of a pipeline hold with what one process has: words, or nil. Every
+--- parameter must be there, and every copy of it is compared.
+---@param have table[] {name, bytes, rank}
+---@param want table[] {name, bytes}
+---@param tolerance number absolute; 0: bit for bit
+function pipelines.difference(have, want, tolerance)
+  local by_name, seen = {}, {}
+  for _, entry in ipairs(want) do by_name[entry[1]] = entry[2] end
+  for _, entry in ipairs(have) do
+    local name = entry[1]
+    seen[name] = true
+    -- a replica whose samples gave a parameter no gradient has none to show
+    local is_shown = entry[2] ~= "" or tolerance == 0
+    local words = is_shown and by_name[name]
+      and first_difference(name, entry[2], by_name[name], tolerance)
+    if words then return ("%s (rank %d)"):format(words, entry[3]) end
+  end
+  for _, entry in ipairs(want) do
+    if not seen[entry[1]] then return entry[1] .. " is on no rank" end
+  end
+end
+
+-- ---- ranks
+
+--- Splits the world into teams of the given sizes; gives this rank's team (a group) and its number,
+--- or nil where ranks are left over. Collective.
+function pipelines.team(world, sizes)
+  local rank, first = world:rank(), 0
+  for i, size in ipairs(sizes) do
+    if rank >= first and rank < first + size then return world:split(i - 1), i end
+    first = first + size
+  end
+  return world:split(-1), nil
+end
+
+--- Frees what finished trainers held, so that thousands of them fit.
+function pipelines.tidy()
+  collectgarbage()
+  core.trim()
+end
+
+-- ---- a run, and whether it is what one process does
+
+--- Takes `steps` steps: gradients after the first one, weights and buffers at the end, what each
+--- step said. Collective over the trainer's ranks.
+---@param batch fun(step: integer): table
+function pipelines.run(trainer, batch, steps)
+  local result = { losses = {}, norms = {}, added = {} }
+  for step = 1, steps do
+    local r = trainer:step(batch(step))
+    result.losses[step], result.norms[step], result.count = r.loss, r.grad_norm, r.count
+    for name, value in pairs(r.losses) do result.added[name .. " " .. step] = value end
+    if step == 1 then result.gradients = pipelines.pack(pipelines.gradients(trainer)) end
+  end
+  result.weights = pipelines.pack(pipelines.weights(trainer))
+  result.buffers = pipelines.pack(trainer.pipeline:buffers())
+  result.fingerprint = trainer:fingerprint()
+  return result
+end
+
+local tensors_of_a_run <const> = { "gradients", "weights", "buffers" }
+
+--- What all ranks of a team hold after a run. Collective.
+function pipelines.collect(result, team)
+  for _, what in ipairs(tensors_of_a_run) do
+    result[what] = pipelines.unpack(team and team:all_gather(result[what]) or { result[what] })
+  end
+  return result
+end
+
+local function number_differs(what, a, b, tolerance)
+  if math.abs(a - b) <= tolerance * math.max(math.abs(b), 1) then return nil end
+  return ("%s is %.17g, one process has %.17g"):format(what, a, b)
+end
+
+-- What the steps said.
+local function words_differ(have, want, tolerance, o)
+  if have.count ~= want.count then
+    return ("%s targets counted, not %s"):format(have.count, want.count)
+  end
+  for step = 1, #want.losses do
+    local at = " of step " .. step
+    local words = number_differs("the loss" .. at, have.losses[step], want.losses[step], tolerance)
+    if not words and (step == 1 or not o.is_adaptive) then
+      words = number_differs("the norm" .. at, have.norms[step], want.norms[step], tolerance)
+    end
+    if words then return words end
+  end
+  for name, value in pairs(want.added) do
+    local words = number_differs(name, have.added[name] or 0 / 0, value, tolerance)
+    if words then return words end
+  end
+end
+
+-- Replicas, and all holders of a tied weight, have the same bits.
+local function copies_differ(list)
+  local first = {}
+  for _, entry in ipairs(list) do
+    local name = entry[1]
+    first[name] = first[name] or entry
+    if first[name][2] ~= entry[2] then
+      return ("%s differs between rank %d and rank %d"):format(name, first[name][3], entry[3])
+    end
+  end
+end
+
+--- Words about the first thing in which a collected run differs from the one of one process; nil
+--- if there is none. tolerance 0: bit for bit; else in units of the largest magnitude.
+---@param o table {is_adaptive: the optimizer divides by gradients: weights are not compared}
+function pipelines.judge(have, want, tolerance, o)
+  local words = words_differ(have, want, tolerance, o)
+  if words then return words end
+  for _, what in ipairs(tensors_of_a_run) do
+    if tolerance == 0 or what ~= "weights" or not o.is_adaptive then
+      words = pipelines.difference(have[what], want[what],
+        tolerance * pipelines.largest(want[what]))
+      if words then return ("%s: %s"):format(what, words) end
+    end
+  end
+  if tolerance == 0 and have.fingerprint ~= want.fingerprint then
+    return ("fingerprint %s, one process has %s"):format(have.fingerprint, want.fingerprint)
+  end
+  return copies_differ(have.weights)
+end
+
+--- A run under a layout against the same in a group of one: fails unless it is equal (bit for bit;
+--- to rounding with replicas). o: model, a function; loss, optimizer, batch(step), global, micro,
+--- layout = parallel's fields, steps, recompute, tolerance. Collective over the team.
+function pipelines.check(team, alone, o)
+  local function trainer_of(comm, is_oracle)
+    local parallel = { comm = comm }
+    for key, value in pairs(is_oracle and {} or o.layout) do parallel[key] = value end
+    rille.manual_seed(3)
+    return rille.Trainer { model = o.model(), loss = o.loss, seed = 3, log = 0,
+      optimizer = o.optimizer or { "sgd", lr = 0.1, momentum = 0.9 },
+      batch = { global = o.global, micro = o.micro }, parallel = parallel,
+      recompute = not is_oracle and o.recompute or false }
+  end
+  local steps = o.steps or 3
+  local have = pipelines.collect(pipelines.run(trainer_of(team), o.batch, steps), team)
+  if team:rank() > 0 then return end
+  local want = pipelines.collect(pipelines.run(trainer_of(alone, true), o.batch, steps))
+  local tolerance = o.tolerance or (o.layout.dp or 1) == 1 and 0 or 1e-6
+  local words = pipelines.judge(have, want, tolerance, { is_adaptive = (o.optimizer or {})[1] ==
+    "adamw" })
+  if words then error(words, 0) end
+end
+
+-- ---- tests on several ranks
+
+--- A test that the first n ranks of the world run together: fn(team, alone). It fails if it fails
+--- on one of them; what a rank finds wrong must not keep it from meeting the others. With an
+--- argument only the tests whose claims hold that text run.
+function pipelines.test(claim, n, fn)
+  if arg[1] and not claim:find(arg[1], 1, true) then return end
+  local world <const> = core.comm_world()
+  local alone <const> = world:split(world:rank())
+  local team = world:split(world:rank() < n and 0 or -1)
+  core.doing(claim)
+  local good, trace = true, ""
+  if team then good, trace = xpcall(fn, debug.traceback, team, alone) end
+  if not good then -- at once: others may wait for this rank for ever
+    io.stderr:write(("rank %d: %s\n"):format(world:rank(), tostring(trace)))
+  end
+  pipelines.tidy()
+  local first, n_wrong = nil, 0
+  for rank, words in ipairs(world:all_gather(good and "" or tostring(trace))) do
+    if words ~= "" then
+      first, n_wrong = first or ("rank %d: %s"):format(rank - 1, words:match "[^\n]*"), n_wrong + 1
+    end
+  end
+  check.test(claim, function()
+    if first then error(("%d of %d ranks; %s"):format(n_wrong, n, first), 0) end
+  end)
+end
+
+return pipelines

@@ -290,9 +290,10 @@ function layout.new(model, parallel, n_global, micro, example, loss)
     for i, group in ipairs(self.tied) do tied[i] = group.stages end
     self.sched = schedule_of(self, parallel, self.m, tied)
   end
-  if comm:size() > 1 then
-    comm:agree { ("schedule %s %016x"):format(self.sched:name(), core.hash(self.sched:csv())),
-      "split " .. table.concat(self.split.first, " ") }
+  if comm:size() > 1 then comm:agree { "split " .. table.concat(self.split.first, " ") } end
+  if self.pp > 1 then -- replicas may differ by a microbatch
+    self.mesh:group("pp"):agree { ("schedule %s %016x"):format(self.sched:name(),
+      core.hash(self.sched:csv())) }
   end
   hold(self)
   return self

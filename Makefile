@@ -113,6 +113,7 @@ stamp = @mkdir -p $(@D); echo '$(subst ','\'',$1)' | cmp -s - $@ || echo '$(subs
 # What is needed is looked for once, before the first compilation.
 $B/needs: scripts/deps
 	@sh scripts/deps --report $(DEPS) && mkdir -p $(@D) && touch $@
+	$(if $(MPI_IMPLS),,@echo '  no MPI was found: Rille will be for one process (make deps installs Open MPI)')
 $B/flags: force | $B/needs; $(call stamp,$(COMPILER) $(CPPFLAGS) $(CFLAGS_ALL) $(LUA_CFLAGS))
 $B/links: force; $(call stamp,$(LIB_OBJ) $(BIND_OBJ) $(TEST_OBJ) $(BLAS_LIBS) $(LDFLAGS_ALL))
 $B/files: force; $(call stamp,$(HEADERS) $(LUA_LIBRARY) $(SUITES))

@@ -20,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -115,12 +116,21 @@ static void set_environment(int n) {
   setenv("OMPI_MCA_plm", "isolated", 0); // this machine alone, also inside a Slurm job
 }
 
+// A file without a name, which ranks find by the path in RILLE_LAUNCH.
+static int share_codes(void) {
+  char path[64];
+  int file = memfd_create("rille-codes", MFD_CLOEXEC);
+  snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)getpid(), file);
+  if (file >= 0) setenv("RILLE_LAUNCH", path, 1);
+  return file;
+}
+
 // ---- what the launcher says ------------------------------------------------------------------
 
 // What the launcher's words tell of the end.
 typedef struct News {
   bool has_reported; // a rank has said why
-  int abort_code;    // a rank ended the job with it; -1: none did
+  int told;          // descriptor of the file where ranks say with which code they end
   int killed_rank, killed_by;
   char killed_where[128];
 } News;
@@ -190,7 +200,6 @@ static void learn(News *news, const char *line) {
   char node[100];
   if (sscanf(line, "=   PID %d RUNNING AT %99s", &pid, node) == 2)
     snprintf(news->killed_where, sizeof news->killed_where, "%s, process %d", node, pid);
-  if (starts(line, "Abort(")) sscanf(line, "Abort(%d", &news->abort_code);
 }
 
 static void show(const Filter *f, const char *text) { fputs(text, f->to); }
@@ -352,8 +361,9 @@ static int conclude(const News *news, int status) {
   if (asked.interrupt) return 128 + SIGINT;
   int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   int by = news->killed_by;
-  if (news->abort_code >= 0) return news->abort_code; // MPICH adds those of the ranks it killed
-  if (by == SIGUSR1 && asked.stop) {                  // nobody was there to write a checkpoint
+  unsigned char told;
+  if (pread(news->told, &told, 1, 0) == 1) return told;
+  if (by == SIGUSR1 && asked.stop) { // nobody was there to write a checkpoint
     fprintf(stderr, "rille: stopped on request; no checkpoint was written\n");
     return 128 + SIGTERM;
   }
@@ -398,6 +408,7 @@ int launch_main(int argc, char **argv, int first) {
   int out[2] = {-1, -1}, err[2];
   if (!launcher || pipe2(err, O_CLOEXEC) != 0) return EXIT_ERROR;
   if (mpi->speaks_on_stdout && pipe2(out, O_CLOEXEC) != 0) return EXIT_ERROR;
+  News news = {.killed_rank = -1, .told = share_codes()};
   set_environment((int)n);
   catch_signals();
   pid_t child = fork();
@@ -409,7 +420,6 @@ int launch_main(int argc, char **argv, int first) {
   close(err[1]);
   if (out[1] >= 0) close(out[1]);
   if (child < 0) return usage(strerror(errno));
-  News news = {.killed_rank = -1, .abort_code = -1};
   Filter filters[2] = {{.to = stderr, .news = &news, .from = err[0]},
                        {.to = stdout, .news = &news, .from = out[0]}};
   return conclude(&news, relay(filters, child));

@@ -236,7 +236,10 @@ Status comm_world(Comm **out) {
   return ST_OK;
 }
 
-void comm_leaving(int code) { process.exit_code = code; }
+void comm_leaving(int code) {
+  process.exit_code = code;
+  launch_tell(code);
+}
 
 void comm_world_close(Comm *world) {
   if (!world || process.has_left || world->size == 1) return;
@@ -323,6 +326,8 @@ void comm_say(int to, const CommNotice *notice) {
 }
 
 void comm_abort(int code) {
+  process.life.abort_code = code;
+  process.life.abort_at = clock_now(); // from here on the watchdog sees to it
   process.n_inside++;
   process.world->vtable->abort(process.world, code);
 }

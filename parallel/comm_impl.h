@@ -50,6 +50,8 @@ typedef struct CommLife {
   pthread_cond_t ending; // wakes the watchdog
   bool has_watchdog;
   _Atomic bool is_ending;
+  _Atomic double abort_at; // when the transport was asked to end the job; 0: not yet
+  int abort_code;
 } CommLife;
 
 // The poll hook and an exit handler get no argument: so what they serve is the one record of the

@@ -36,7 +36,8 @@ static const double FAIL_WINDOW = 2.0; // in which ranks fail "at the same time"
 static const double SILENT_AFTER =
     0.4;                              // a rank that waits this long for one that fails is a victim
 static const double END_WITHIN = 8.0; // a job that does not end by itself is ended
-enum { MAX_REPORTS = 2 };             // of ranks that fail at the same time in other words
+static const double ABORT_WITHIN = 1.5; // an MPI that hangs in its abort is left alone
+enum { MAX_REPORTS = 2 };               // of ranks that fail at the same time in other words
 
 static double question_every(void) {
   double every = comm_process()->life.timeout / 8;
@@ -170,6 +171,7 @@ static void tell_all(const CommNotice *notice) {
 
 // Another rank has the word: this one waits for the end.
 static void be_silent(uint64_t words) {
+  comm_process()->life.is_ending = true;
   CommNotice notice = {.kind = NOTICE_VICTIM, .hash = words};
   tell_all(&notice);
   double since = clock_now();
@@ -362,6 +364,7 @@ void comm_fatal_words(const char *words, int code) {
   for (int i = 0; i < p->world->size; i++) // with the code of the rank that ended first
     if (code == 1 && p->peer[i].left_at > 0 && p->peer[i].said.code != 0)
       code = p->peer[i].said.code;
+  launch_tell(code);
   sleep_for(0.05); // what the launcher forwards is to arrive before the end does
   comm_abort(code);
 }
@@ -397,6 +400,7 @@ static void *watch(void *nothing) {
     if (now - looked_at > 2 * every + 1) life->beat = beat = now; // the process was stopped
     looked_at = now;
     double silent = now - beat;
+    if (life->abort_at > 0 && now - life->abort_at > ABORT_WITHIN) _exit(life->abort_code);
     if (silent < timeout) has_said = false;
     if (silent < timeout || has_said || life->is_ending) continue;
     has_said = true;

@@ -29,6 +29,7 @@ expect 'and for Fedora' 1 'sudo dnf install.* gcc .*lua-devel'
 expect 'and for brew' 1 'brew install.* gcc .*lua'
 expect 'another BLAS is one more package' 1 'apt-get install.* libopenblas-dev' --openblas
 expect 'oneDNN too' 1 'apt-get install.* libdnnl-dev' --onednn
+expect 'several ranks want an MPI' 1 'apt-get install.* libopenmpi-dev openmpi-bin' --mpi
 expect 'the tools of lint are apart' 1 'apt-get install.* clang-format-14.* shellcheck' --lint
 expect 'an unknown option is an error' 2 'unknown option --nothing' --nothing
 

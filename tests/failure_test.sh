@@ -1,0 +1,154 @@
+#!/bin/sh
+# One rank fails, leaves, is killed or hangs: all end, with the first cause as the message. And what
+# signals do.
+set -eu
+build=${BUILD:-build/release} failed=0
+. tests/launchers.sh
+work=$(mktemp -d)
+log=$work/log
+trap 'rm -rf "$work"' EXIT
+rille=$build/rille
+limit=10
+
+# Rank 1 of 3 does what the first argument says; the others wait for it.
+cat >"$work/one.lua" <<'END'
+local rille = require "rille"
+local core, what = rille.core, ...
+local world = core.comm_world()
+local mesh = core.mesh(world, { pp = 3 })
+local t = rille.ones(100)
+for step = 1, 3 do
+  core.doing("step " .. step)
+  mesh:all():all_reduce(t)
+  if step == 2 and world:rank() == 1 then
+    if what == "error" then error("the cause") end
+    if what == "memory" then rille.zeros(1 << 20, 1 << 20) end
+    if what == "exit" then os.exit(0) end
+    if what == "exit 3" then os.exit(3) end
+    if what == "end" then return end
+    if what == "kill" then os.execute("kill -9 $PPID") end
+    if what == "crash" then os.execute("kill -SEGV $PPID") end
+    if what == "stop" then os.execute("kill -STOP $PPID") end
+    if what == "loop" then while true do end end
+    if what == "other" then world:barrier() end
+    if what == "size" then mesh:all():all_reduce(rille.ones(50)) end
+    if what == "busy" then
+      local till = core.clock() + 6
+      while core.clock() < till do t:exp() end
+    end
+  end
+  if what == "errors" and step == 2 then error("the cause of rank " .. world:rank()) end
+  if what == "ring" and world:rank() ~= 2 then world:split(0, 0) end
+end
+print("done")
+END
+
+begin='^rille: rank 1 of 3 \(node [^ ]+, pp 1\), in step 2: .*one.lua:[0-9]+: '
+waits='^rille: rank [02] of 3 \(node [^ ]+, pp [02]\), in step 3(, and 1 other rank)?: .*one.lua:[0-9]+: '
+for RILLE_MPI in $impls; do
+  export RILLE_MPI
+  on="$RILLE_MPI:"
+  one() { # one CLAIM CODE WORDS WHAT
+    job "$on $1" "$2" "$3" "$rille" -n 3 "$work/one.lua" "$4"
+    also "$on ... and only that" 1 '^rille: '
+  }
+  job "$on a job without a fault" 0 '^done$' "$rille" -n 3 "$work/one.lua" nothing
+  one 'an error ends the job, named with rank, node, coordinates and action' 1 "${begin}the cause$" error
+  one 'a rank that exits early, with a code' 3 "${waits}rank 1 has left the script with exit code 3" 'exit 3'
+  one 'kill -9' 137 '^rille: (a rank|rank 1) .*was killed by signal 9' kill
+  export RILLE_STALL_TIMEOUT=1.5
+  stalled="${waits}rank 1 has given no sign of life for [12]\.[0-9] s, last in step 2, and"
+  one 'a stopped rank' 1 "$stalled" stop
+  unset RILLE_STALL_TIMEOUT
+  [ "$RILLE_MPI" = openmpi ] || continue
+
+  one 'out of memory' 1 "${begin}out of memory: 4.0 TiB more" memory
+  one 'a rank that exits early' 1 "${waits}rank 1 has left the script with exit code 0" exit
+  one 'a script that ends early on one rank' 1 "${waits}rank 1 has left the script" end
+  one 'a crash' 139 '^rille: (a rank|rank 1) .*was killed by signal 11' crash
+  job "$on ranks that do not run the same steps" 1 'a message from rank . has not the' \
+    "$rille" -n 3 "$work/one.lua" size
+  job "$on errors on all ranks, in other words" 1 'the cause of rank' "$rille" -n 3 "$work/one.lua" errors
+  export RILLE_STALL_TIMEOUT=1.5
+  job "$on an endless loop" 1 "$stalled" "$rille" -n 3 "$work/one.lua" loop
+  also "$on ... and the rank itself says where it hangs" 1 \
+    '^rille: rank 1 of 3 .*, in step 2: no sign of life for [12]\.[0-9] s$'
+  job "$on ranks that wait for each other" 1 'has done no work for [2-4]\.[0-9] s, waiting itself in' \
+    "$rille" -n 3 "$work/one.lua" other
+  job "$on ... or for another collective" 1 'has done no work for' "$rille" -n 3 "$work/one.lua" ring
+  job "$on a rank that works longer than the time-out is no fault" 0 '^done$' \
+    "$rille" -n 3 "$work/one.lua" busy
+  unset RILLE_STALL_TIMEOUT
+done
+unset RILLE_MPI
+
+case $impls in *openmpi*)
+  mpirun=$(launcher_of openmpi)
+  job 'mpirun by hand: an error ends the job' 1 "${begin}the cause$" "$mpirun" -n 3 "$rille" "$work/one.lua" error
+  also '... reported once' 1 '^rille: '
+  ;;
+esac
+
+# ---- signals: until a rank has been asked to stop, which all ranks learn of
+
+cat >"$work/steps.lua" <<'END'
+local rille = require "rille"
+local core = rille.core
+local world, stop = core.comm_world(), nil
+core.catch_signals()
+world:barrier()
+if world:rank() == 0 then io.stdout:write("ready\n") io.stdout:flush() end
+repeat
+  local flag = rille.full({ 1 }, core.stop_requested() and 1 or 0)
+  world:all_reduce(flag, "max")
+  stop = flag:item() > 0
+  local till = core.clock() + 0.005
+  while core.clock() < till do end
+until stop
+rille.print_all("stopped")
+os.exit(75)
+END
+
+# signalled CLAIM CODE SIGNAL STOPPED COMMAND...: how many ranks stop by agreement.
+signalled() {
+  claim=$1 want=$2 signal=$3 stopped=$4 status=0
+  shift 4
+  : >"$log"
+  timeout -k 5 30 "$@" "$work/steps.lua" >"$log" 2>"$work/err" </dev/null &
+  job=$!
+  for _ in $(seq 150); do
+    if grep -q ready "$log"; then break; fi
+    sleep 0.1
+  done
+  kill "-$signal" "$(ps -o pid= --ppid $job | head -n 1)"
+  wait $job || status=$?
+  n=$(grep -c stopped "$log" || true)
+  case " $want " in
+    *" $status "*) [ "$stopped" = any ] || [ "$n" -eq "$stopped" ] || status=wrong ;;
+    *) status="$status, wrong" ;;
+  esac
+  case $status in
+    *wrong) failed=1 && echo "not ok $claim: exit code $status, $n ranks stopped" && cat "$log" "$work/err" ;;
+    *) echo "ok $claim" ;;
+  esac
+}
+
+signalled 'TERM, one process: stops by itself' 75 TERM 1 "$rille"
+signalled 'USR1, one process: the same' 75 USR1 1 "$rille"
+signalled 'INT, one process: ends at once' 130 INT 0 "$rille"
+for RILLE_MPI in $impls; do
+  export RILLE_MPI
+  signalled "$RILLE_MPI: TERM, rille -n: all ranks stop by agreement" 75 TERM 2 "$rille" -n 2
+  [ -s "$work/err" ] && failed=1 && echo "not ok $RILLE_MPI: nothing else is said" && cat "$work/err"
+  signalled "$RILLE_MPI: USR1, rille -n: the same" 75 USR1 2 "$rille" -n 2
+  signalled "$RILLE_MPI: INT, rille -n: ends at once" 130 INT any "$rille" -n 2
+  [ -s "$work/err" ] && failed=1 && echo "not ok $RILLE_MPI: nothing is said of it" && cat "$work/err"
+done
+unset RILLE_MPI
+case $impls in *openmpi*)
+  signalled 'USR1, mpirun: all ranks stop by agreement' 75 USR1 2 "$mpirun" -n 2 "$rille"
+  signalled 'TERM, mpirun: ends within seconds' '1 143' TERM any "$mpirun" -n 2 "$rille"
+  signalled 'INT, mpirun: the same' '1 130' INT any "$mpirun" -n 2 "$rille"
+  ;;
+esac
+exit $failed

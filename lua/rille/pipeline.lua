@@ -307,6 +307,10 @@ local function roots_of(self, live, douts, piece)
   return outs, seeds
 end
 
+local function release_all(list)
+  for _, tensor in ipairs(list or {}) do core.release(tensor) end
+end
+
 -- B or I of a microbatch; note is C, which stages before the loss do not know else.
 local function backward(self, stage, mb, half, douts, note)
   local now = self.now
@@ -320,7 +324,12 @@ local function backward(self, stage, mb, half, douts, note)
   for _, added in ipairs(live.added) do core.release(added.value) end
   live.outs, live.sum, live.added = nil, nil, nil
   if self.recorder then self.recorder:gradients(stage, mb, piece.at, half) end
-  if half == "B" then self.live[stage][mb] = nil end
+  if half == "B" then
+    release_all(seeds)
+    self.live[stage][mb] = nil
+  else
+    live.seeds = seeds -- W may read them
+  end
   core.end_microbatch()
   local ins = live.ins
   live.ins = nil
@@ -332,6 +341,7 @@ local function wgrad(self, stage, mb)
   self.live[stage][mb] = nil
   local tell = teller(self, stage)
   if live.wgrad then live.wgrad:run(tell) end
+  release_all(live.seeds)
   if self.recorder then self.recorder:gradients(stage, mb, self.now.pieces[mb + 1].at, "W") end
 end
 

@@ -1,26 +1,22 @@
--- pipeline - one training step over the stages of a model: what the executor's callbacks do.
+-- pipeline - the training step over the stages of a model: a pass over a global batch, what all
+-- ranks learn of it, evaluation, where the time went.
 --
---     F        the stage's units, one by one; on the last stage the loss
---     B, I, W  backward on the tape; the leaves' gradients go to the stages before
---     REDUCE   gradients summed over the stages that share a parameter, then over replicas
+--     forward_backward    the executor runs the schedule's list; rille.stage is what it calls
+--     report              what the ranks tell each other of the step
 --
 -- One process is a pipeline of one stage: there is no other path.
---
--- Invariants:
---  1. A unit runs at the same place in the step (microbatch, unit, samples) under every layout, so
---     random masks, gradient buffers and staged updates do not depend on it.
---  2. What a stage keeps of a microbatch between F and the end of its backward is in `live`.
---  3. All ranks of a replica's data-parallel group reduce the same things in the same order.
 local rille = require "rille"
 local core = rille.core
 local nn = require "rille.nn"
-local regions = require "rille.added"
 local fail = require "rille.fail"
 local layouts = require "rille.layout"
 local optim = require "rille.optim"
 local known = require "rille.known"
 local record = require "rille.record"
+local reduction = require "rille.reduction"
 local report = require "rille.report"
+local stage_calls = require "rille.stage"
+local targets = require "rille.targets"
 local trainer_options = require "rille.trainer_options"
 
 local pipeline = {}
@@ -28,376 +24,6 @@ local pipeline = {}
 ---@class rille.Pipeline
 local Pipeline = {}
 Pipeline.__index = Pipeline
-
--- ---- batches
-
-local function rows_of(batch, k, first, n)
-  local part = batch[k]
-  if part == nil then return nil end
-  if rille.is_tensor(part) then return part:slice(0, first, first + n) end
-  return part:rows(first, n)
-end
-
---- How many samples a batch has.
-function pipeline.samples_of(batch)
-  local part = batch[1]
-  if rille.is_tensor(part) then return part:size(0) end
-  return part.n
-end
-
--- ---- the loss contract
-
--- The loss of outputs: sum (a tensor), count, and whether the loss gave a mean over samples.
-local function run_loss(loss, outputs, y, n_samples)
-  local sum, count = core.scope(loss, outputs[1], y)
-  if not rille.is_tensor(sum) then
-    fail("the loss gave a %s, not a tensor", type(sum))
-  end
-  if sum:numel() ~= 1 then
-    fail("the loss gave a tensor of shape [%s], not a single number: sum it, or return "
-      .. "(sum, count)", table.concat({ sum:shape() }, ", "))
-  end
-  if count == nil then return sum * n_samples, n_samples, true end
-  return sum, rille.is_tensor(count) and count:item() or count, false
-end
-
-local function is_sum(loss) return type(loss) == "table" and loss.reduction == "sum" end
-
--- How many target slots the whole step has: C of the loss contract.
-local function count_slots(loss, y, n_samples, is_mean)
-  if is_sum(loss) then return 1 end
-  if is_mean or y == nil then return n_samples end
-  return math.max(y:numel(), 1)
-end
-
--- How many targets of the whole step count. What is no tensor may give other rows to another cut.
-local function count_targets(self)
-  local now, total = self.now, 0
-  if rille.is_tensor(now.batch[2]) then return self.loss.count(now.batch[2]) end
-  for _, piece in ipairs(self.layout:microbatches(now.samples)) do
-    total = total + self.loss.count(rows_of(now.batch, 2, piece[1], piece[2]))
-  end
-  return total
-end
-
--- N, before all of it has been seen: an added loss is seeded so that the final factor C/N cancels.
-local function count_in_advance(self)
-  local now, loss = self.now, self.loss
-  if now.expected then return now.expected end
-  local has_count = type(loss) == "table" and loss.count and not is_sum(loss)
-  now.expected = has_count and count_targets(self) or now.slots
-  return now.expected
-end
-
--- ---- forward
-
--- Drops what a unit was given, unless it came out again or somebody else has it.
-local function drop_inputs(inputs, outputs, kept, named)
-  for i = 1, inputs.n do
-    local t = inputs[i]
-    local keep = kept[t] or not rille.is_tensor(t)
-    for k = 1, outputs.n do keep = keep or rawequal(outputs[k], t) end
-    for _, value in pairs(named) do keep = keep or rawequal(value, t) end
-    if not keep then core.release(t) end
-  end
-end
-
-local function call_scoped(unit, ...) return core.scope(unit, ...) end
-local function call_again(unit, ...) return core.scope(regions.checkpoint, unit, ...) end
-
--- Runs the units of a stage on values; returns the last one's results, packed.
-local function run_units(self, stage, piece, values, named, kept)
-  local l = self.layout
-  local call = self.recompute and rille.is_grad_enabled() and call_again or call_scoped
-  for u = l.first_unit[stage], l.last_unit[stage] do
-    core.set_unit(u - 1)
-    local inputs = values
-    values = nn.call_unit(call, l.units[u], inputs, named)
-    if self.recorder then self.recorder:unit(stage, piece.mb, piece.at, u - 1, values) end
-    drop_inputs(inputs, values, kept, named)
-  end
-  core.set_unit(#l.units)
-  return values
-end
-
--- What comes into a stage: the chain's values, and named ones.
-local function inputs_of(self, stage, piece, ins)
-  local named, kept = {}, {}
-  if stage == 0 then
-    local x = rows_of(piece.batch, 1, piece.first, piece.n)
-    core.data(x)
-    kept[x] = true
-    return table.pack(x), named, kept
-  end
-  for k = 2, #ins do
-    local names = self.edge_names[ins[k].stage][stage]
-    for i, name in ipairs(names) do named[name] = ins[k][i] end
-  end
-  local along = self.layout.along[stage - 1] or {}
-  local n = ins[1].n - #along
-  for i, name in ipairs(along) do named[name] = ins[1][n + i] end
-  return { n = n, table.unpack(ins[1], 1, n) }, named, kept
-end
-
--- The lists for the ports out of a stage: the chain's, with what the next stage reads by name at
--- its end, then those beside it as the schedule has them.
-local function outputs_of(self, stage, values, named)
-  if stage == self.layout.n_stages - 1 then return {} end
-  local chain = { n = values.n, table.unpack(values, 1, values.n) }
-  for _, name in ipairs(self.layout.along[stage] or {}) do
-    chain.n = chain.n + 1
-    chain[chain.n] = named[name]
-  end
-  local outs = { chain }
-  for _, edge in ipairs(self.edges_from[stage]) do
-    local list = { n = #edge.names }
-    for i, name in ipairs(edge.names) do list[i] = named[name] end
-    table.insert(outs, list)
-  end
-  return outs
-end
-
--- The main loss of a microbatch, on the last stage.
-local function finish_forward(self, piece, values, live, kept)
-  local now = self.now
-  local y = rows_of(piece.batch, 2, piece.first, piece.n)
-  if y then core.data(y) end
-  local sum, count, is_mean = run_loss(self.loss, values, y, piece.n)
-  drop_inputs(values, { n = 0 }, kept, {})
-  now.slots = now.slots or count_slots(self.loss, piece.batch[2], now.samples, is_mean)
-  piece.loss, piece.count = sum:item(), count
-  if not rille.is_grad_enabled() then return core.release(sum) end
-  if not sum:requires_grad() then
-    fail("the loss depends on no parameter that wants a gradient")
-  end
-  live.sum = sum
-end
-
--- Remembers what added losses are worth, for the step's sums.
-local function note_added(self, mb, piece)
-  for k, added in ipairs(nn.added_losses) do
-    table.insert(self.now.added, {
-      name = added.name, mb = mb, unit = added.unit, k = k,
-      value = added.weight * piece.n / self.now.samples * added.value:item(),
-    })
-  end
-  nn.added_losses = nil
-end
-
-local function is_out(outs, value)
-  for _, list in ipairs(outs) do
-    for i = 1, list.n do
-      if rawequal(list[i], value) then return true end
-    end
-  end
-  return false
-end
-
--- F of a microbatch.
-local function forward(self, stage, mb, ins)
-  local piece = self.now.pieces[mb + 1]
-  core.begin_microbatch(mb, piece.at, piece.n)
-  nn.added_losses = {}
-  local live = { ins = ins, stage = stage }
-  local values, named, kept = inputs_of(self, stage, piece, ins)
-  values = run_units(self, stage, piece, values, named, kept)
-  local outs
-  if self.wants_output and stage == self.layout.n_stages - 1 then
-    outs, piece.output = {}, values
-  elseif stage == self.layout.n_stages - 1 then
-    finish_forward(self, piece, values, live, kept)
-    outs = {}
-  else
-    outs = outputs_of(self, stage, values, named)
-  end
-  for _, value in pairs(named) do
-    if not is_out(outs, value) then core.release(value) end
-  end
-  live.outs, live.added = outs, nn.added_losses
-  note_added(self, mb, piece)
-  if rille.is_grad_enabled() then self.live[stage][mb] = live end
-  core.end_microbatch()
-  return outs
-end
-
--- ---- what is reduced
-
--- The buckets of what a stage or a group of stages reduces: runs of parameters in a set, the last
--- units first, each of about `size` bytes: {set, first, n, unit}; `unit` is the lowest that uses
--- one.
-local function buckets_of(sets, size)
-  local list = {}
-  for _, part in ipairs(sets) do
-    local bucket, bytes
-    for i = #part.params, 1, -1 do
-      local p = part.params[i]
-      if not bucket or bytes >= size then
-        bucket, bytes = { set = part.set, first = i, n = 0, unit = math.huge }, 0
-        table.insert(list, bucket)
-      end
-      bucket.first, bucket.n = i, bucket.n + 1
-      bucket.unit = math.min(bucket.unit, part.units[i])
-      bytes = bytes + p:numel() * (p:dtype() == "f64" and 8 or 4)
-    end
-  end
-  for i, bucket in ipairs(list) do bucket.order = i end
-  table.sort(list, function(a, b)
-    if a.unit ~= b.unit then return a.unit > b.unit end
-    return a.order < b.order
-  end)
-  return list
-end
-
--- Starts what is ready, in the common order (inv. 3).
-local function start_ready(self)
-  while self.next_bucket <= #self.buckets do
-    local bucket = self.buckets[self.next_bucket]
-    if not bucket.is_ready then return end
-    self.next_bucket = self.next_bucket + 1
-    local grad = bucket.set:finish_part(bucket.first, bucket.n)
-    if self.layout.dp > 1 then
-      table.insert(self.started, self.dp_comm:all_reduce_start(grad))
-    end
-  end
-end
-
--- The last contribution to a stage or group has been made, or to its units above `unit`.
-local function mark_ready(self, kind, index, unit)
-  for _, bucket in ipairs(self.buckets) do
-    if bucket.kind == kind and bucket.index == index and (not unit or bucket.unit > unit) then
-      bucket.is_ready = true
-    end
-  end
-  start_ready(self)
-end
-
--- What the last backward of a stage tells of finished units; nothing where nobody waits for them.
-local function teller(self, stage)
-  self.left[stage] = self.left[stage] - 1
-  if self.left[stage] > 0 or self.layout.dp == 1 then return nil end
-  return function(unit) mark_ready(self, "stage", stage, unit) end
-end
-
--- ---- backward
-
--- Roots of a stage's backward and their gradients: the loss, what other stages sent back (the
--- farthest first: in one process the tape reaches it first), added losses.
-local function roots_of(self, live, douts, piece)
-  local outs, seeds = {}, {}
-  local function add(out, seed)
-    table.insert(outs, out)
-    table.insert(seeds, seed)
-  end
-  if live.sum then
-    add(live.sum, rille.full({}, 1 / self.now.slots, { dtype = live.sum:dtype() }))
-  end
-  for k = #live.outs, 1, -1 do
-    for i = 1, live.outs[k].n do
-      local out, dout = live.outs[k][i], douts[k] and douts[k][i]
-      if dout and out:requires_grad() then add(out, dout) end
-    end
-  end
-  for _, added in ipairs(live.added) do
-    if added.value:requires_grad() then
-      local share = added.weight * piece.n / self.now.samples
-      add(added.value, rille.full({}, share * count_in_advance(self) / self.now.slots,
-        { dtype = added.value:dtype() }))
-    end
-  end
-  return outs, seeds
-end
-
-local function release_all(list)
-  for _, tensor in ipairs(list or {}) do core.release(tensor) end
-end
-
--- B or I of a microbatch; note is C, which stages before the loss do not know else.
-local function backward(self, stage, mb, half, douts, note)
-  local now = self.now
-  if not now.slots and note > 0 then now.slots = note end
-  local piece, live = now.pieces[mb + 1], self.live[stage][mb]
-  core.begin_microbatch(mb, piece.at, piece.n)
-  local outs, seeds = roots_of(self, live, douts, piece)
-  local tell = half == "B" and teller(self, stage) or nil
-  if #outs > 0 then live.wgrad = core.backward(outs, seeds, half, tell) end
-  core.release(live.sum)
-  for _, added in ipairs(live.added) do core.release(added.value) end
-  live.outs, live.sum, live.added = nil, nil, nil
-  if self.recorder then self.recorder:gradients(stage, mb, piece.at, half) end
-  if half == "B" then
-    release_all(seeds)
-    self.live[stage][mb] = nil
-  else
-    live.seeds = seeds -- W may read them
-  end
-  core.end_microbatch()
-  local ins = live.ins
-  live.ins = nil
-  return ins, now.slots or 0
-end
-
-local function wgrad(self, stage, mb)
-  local live = self.live[stage][mb]
-  self.live[stage][mb] = nil
-  local tell = teller(self, stage)
-  if live.wgrad then live.wgrad:run(tell) end
-  release_all(live.seeds)
-  if self.recorder then self.recorder:gradients(stage, mb, self.now.pieces[mb + 1].at, "W") end
-end
-
--- ---- reductions
-
-local function reduce_tied(self, group)
-  local tied = self.layout.tied[group + 1]
-  if self.tied_comm[group] then
-    for _, p in ipairs(tied.params) do
-      core.tied_exchange(self.tied_comm[group], p.tensor, p.units, p.unit_ranks)
-    end
-  end
-  mark_ready(self, "tied", group)
-end
-
--- Groups of ranks that share parameters, and which rank in it runs each unit.
-local function make_tied_groups(self)
-  local l = self.layout
-  self.tied_comm = {}
-  for g, tied in ipairs(l.tied) do
-    local ranks, at, n = {}, {}, 0
-    for _, stage in ipairs(tied.stages) do ranks[l.sched:holder(stage)] = true end
-    for rank = 0, l.pp - 1 do
-      if ranks[rank] then at[rank], n = n, n + 1 end
-    end
-    if n > 1 then
-      self.tied_comm[g - 1] = self.pp_comm:split(ranks[l.rank] and 0 or -1, l.rank)
-    end
-    for _, p in ipairs(tied.params) do
-      p.unit_ranks = {}
-      for i, unit in ipairs(p.units) do
-        p.unit_ranks[i] = at[l.sched:holder(l.stage_of[unit + 1])]
-      end
-    end
-  end
-end
-
--- The order in which this pipeline rank's buckets become ready, the same for all replicas.
-local function order_of_buckets(self, optimizer)
-  local list = {}
-  local kinds = { REDUCE_GRAD = "stage", REDUCE_TIED = "tied" }
-  for _, action in ipairs(self.layout.sched:row(self.layout.rank)) do
-    local kind = kinds[action.kind]
-    if kind then
-      local index, sets = kind == "stage" and action.stage or action.mb, {}
-      for _, part in ipairs(optimizer.sets) do
-        if part.place == kind .. " " .. index then table.insert(sets, part) end
-      end
-      for _, bucket in ipairs(buckets_of(sets, self.layout.bucket)) do
-        bucket.kind, bucket.index = kind, index
-        table.insert(list, bucket)
-      end
-    end
-  end
-  return list
-end
 
 -- ---- a pass
 
@@ -419,11 +45,11 @@ end
 ---@return number? scale
 function Pipeline:scale_in_advance()
   local now, loss = self.now, self.loss
-  if is_sum(loss) then return 1 end
+  if targets.is_sum(loss) then return 1 end
   if type(loss) ~= "table" or not loss.count or #now.added > 0 then return nil end
   local y = now.batch[2]
   if not y then return nil end
-  local count = count_targets(self)
+  local count = targets.count(self)
   return count > 0 and math.max(y:numel(), 1) / count or nil
 end
 
@@ -553,7 +179,7 @@ end
 function Pipeline:forward_backward(batch, at)
   local l = self.layout
   self.now = { batch = batch, pieces = pieces_of(self, batch, at), added = {},
-    samples = pipeline.samples_of(batch) }
+    samples = targets.samples(batch) }
   self.next_bucket, self.started = 1, {}
   for _, bucket in ipairs(self.buckets) do bucket.is_ready = false end
   for _, stage in ipairs(l.local_stages) do self.live[stage], self.left[stage] = {}, l.m end
@@ -565,7 +191,7 @@ function Pipeline:forward_backward(batch, at)
   self.is_broken = true
   self.exec:run()
   gather_spans(self)
-  for _, reduction in ipairs(self.started) do reduction:wait() end
+  for _, sum in ipairs(self.started) do sum:wait() end
   apply_staged(self)
   self.is_broken = false
 end
@@ -583,13 +209,12 @@ function Pipeline:step(batch)
   core.begin_step(self.steps_taken)
   self.own_optimizer:zero_grad()
   self:forward_backward(batch, self.samples_seen or 0)
-  self.samples_seen = (self.samples_seen or 0) + pipeline.samples_of(batch)
+  self.samples_seen = (self.samples_seen or 0) + targets.samples(batch)
   local sums = self:report(self.own_optimizer:norms()).wait()
   core.end_step()
-  local loss = is_sum(self.loss) and sums.loss or sums.loss / sums.count
-  for _, value in pairs(sums.added) do loss = loss + value end
+  local loss, scale = targets.finish(self.loss, sums)
   return { loss = loss, count = sums.count, losses = sums.added, norms = sums.norms,
-    scale = is_sum(self.loss) and 1 or sums.slots / sums.count }
+    scale = scale }
 end
 
 -- Forward passes of pieces that this replica runs, as many at a time as the schedule has.
@@ -627,7 +252,7 @@ function Pipeline:evaluate(loader, n, micro)
   local pieces, order = {}, {}
   for k = l.mesh:at("dp"), n - 1, l.dp do
     local batch = loader:batch(k, micro)
-    local samples = pipeline.samples_of(batch)
+    local samples = targets.samples(batch)
     table.insert(pieces, { batch = batch, first = 0, n = samples, at = k * micro, k = k })
   end
   self.now = { pieces = pieces, samples = micro, added = {} }
@@ -697,7 +322,7 @@ end
 --- there is none. Runs the forward passes of the step again.
 function Pipeline:first_nonfinite(batch, at)
   self.now = { batch = batch, pieces = pieces_of(self, batch, at), added = {},
-    samples = pipeline.samples_of(batch) }
+    samples = targets.samples(batch) }
   local found = find_nonfinite(self)
   if self.all:size() == 1 then return found and found.words end
   local FOUND <const>, first = "<i8i8s4", nil
@@ -724,7 +349,7 @@ function Pipeline:optimizer(spec)
     end
   end
   local optimizer = optim.new(named, spec, l.dp)
-  self.buckets = order_of_buckets(self, optimizer)
+  self.buckets = reduction.buckets(self, optimizer)
   self.own_optimizer = optimizer
   return optimizer
 end
@@ -762,11 +387,11 @@ local function make_exec(self)
   local l = self.layout
   self.exec = core.exec {
     sched = l.sched, comm = self.pp_comm, clocks = self.clocks,
-    forward = function(...) return forward(self, ...) end,
-    backward = function(...) return backward(self, ...) end,
-    wgrad = function(...) return wgrad(self, ...) end,
-    reduce_grad = function(stage) mark_ready(self, "stage", stage) end,
-    reduce_tied = function(group) reduce_tied(self, group) end,
+    forward = function(...) return stage_calls.forward(self, ...) end,
+    backward = function(...) return stage_calls.backward(self, ...) end,
+    wgrad = function(...) return stage_calls.wgrad(self, ...) end,
+    reduce_grad = function(stage) reduction.ready(self, "stage", stage) end,
+    reduce_tied = function(group) reduction.tied(self, group) end,
   }
 end
 
@@ -785,7 +410,7 @@ local function new(l, options)
   end
   for _, stage in ipairs(l.local_stages) do self.live[stage] = {} end
   self.recorder = record.new(l)
-  make_tied_groups(self)
+  reduction.make_groups(self)
   align_clocks(self)
   self.spans_bytes = 0 -- of the longest list
   for rank = 0, l.pp - 1 do

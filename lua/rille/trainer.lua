@@ -1,13 +1,5 @@
--- trainer - the training step: the global batch cut into microbatches, forward and backward of
--- each, one
--- update; evaluation, checkpoints, and stopping on request.
---
--- The loss contract: a loss gives (sum, count). Backward is seeded with 1/C, where C is the number
--- of target
--- slots of the step, the same for every layout; gradients are multiplied by C/N once, N the number
--- of targets
--- that counted, folded into the clip factor. A plain scalar loss counts as (mean x samples,
--- samples).
+-- trainer - steps over a loader's batches: one update each, with metrics, checkpoints, and stopping
+-- on request. What a step computes is rille.pipeline's; how losses are scaled, rille.targets'.
 local rille = require "rille"
 local core = rille.core
 local pipeline = require "rille.pipeline"
@@ -15,6 +7,7 @@ local added = require "rille.added"
 local checkpoint = require "rille.checkpoint"
 local expect = require "rille.expect"
 local fail = require "rille.fail"
+local targets = require "rille.targets"
 local trainer_options = require "rille.trainer_options"
 
 ---@class rille.Trainer
@@ -79,8 +72,6 @@ local function check_data(where, batch)
   end
 end
 
-local function is_sum(self) return type(self.loss) == "table" and self.loss.reduction == "sum" end
-
 local function explain_nonfinite(self, batch, what, value)
   local where = self.pipeline:first_nonfinite(batch, self.samples_seen)
   local shown = value ~= value and "nan" or value > 0 and "inf" or "-inf"
@@ -96,7 +87,7 @@ end
 ---@return rille.StepResult
 function Trainer:step(batch)
   check_data("Trainer:step", batch)
-  local n_samples = pipeline.samples_of(batch)
+  local n_samples = targets.samples(batch)
   if n_samples ~= self.global then
     fail("step: the batch has %d samples, batch.global is %d", n_samples, self.global)
   end
@@ -121,7 +112,7 @@ end
 -- Refuses sums from which no update follows, or which are not those of an update that was made with
 -- `scale`.
 local function check_sums(self, sums, step, scale)
-  if is_sum(self) then return end
+  if targets.is_sum(self.loss) then return end
   if sums.count == 0 then
     fail("step %d: no target counts (all %d are ignored): there is no mean loss", step,
       sums.slots)
@@ -136,19 +127,13 @@ local function check_sums(self, sums, step, scale)
   end
 end
 
-local function loss_of(self, sums)
-  local loss = is_sum(self) and sums.loss or sums.loss / sums.count
-  for _, value in pairs(sums.added) do loss = loss + value end
-  return loss
-end
-
 -- The update with everything known: scale, check, clip.
 local function update_when_told(self, batch, r, sums)
   local skip = self.nonfinite == "skip"
   check_sums(self, sums, r.step)
-  r.loss, r.count, r.losses, r.stop = loss_of(self, sums), sums.count, sums.added, sums.stop
+  local loss, scale = targets.finish(self.loss, sums)
+  r.loss, r.count, r.losses, r.stop = loss, sums.count, sums.added, sums.stop
   if r.loss - r.loss ~= 0 and not skip then self:stop_nonfinite(batch, "the loss", r.loss) end
-  local scale = is_sum(self) and 1 or sums.slots / sums.count
   local norm, lr, finite = self.optimizer:step(scale, self.total, true, sums.norms)
   if not finite and not skip then self:stop_nonfinite(batch, "the gradient norm", norm) end
   r.grad_norm, r.lr, r.skipped = norm, lr, not finite
@@ -162,7 +147,7 @@ local function update_in_advance(self, batch, r, report, scale)
     r.complete = nil
     local sums = report.wait()
     check_sums(self, sums, r.step, scale)
-    r.loss, r.count, r.losses = loss_of(self, sums), sums.count, sums.added
+    r.loss, r.count, r.losses = (targets.finish(self.loss, sums)), sums.count, sums.added
     r.stop = sums.stop
     r.grad_norm = self.optimizer:norm_of(sums.norms) * scale
     if r.loss - r.loss ~= 0 then self:stop_nonfinite(batch, "the loss", r.loss) end
@@ -193,7 +178,7 @@ function Trainer:update(batch, step)
     update_when_told(self, batch, r, sums)
   end
   self.step_count = step
-  self.samples_seen = self.samples_seen + pipeline.samples_of(batch)
+  self.samples_seen = self.samples_seen + targets.samples(batch)
   core.end_step()
   self.last = r
   local recorder = self.pipeline.recorder

@@ -1,5 +1,5 @@
-// pipeline - a pipeline of stages written in C: rank r multiplies by w_r, the loss is the sum of
-// what comes out of the last one, and every rank prints the gradient of its weight.
+// pipeline - stages written in C: rank r multiplies by its w, the loss is the sum of what the last
+// rank gives, and every rank prints the gradient of its w.
 //
 //     cc pipeline.c $(pkg-config --cflags --libs rille) -o pipeline && mpirun -n 4 ./pipeline
 #include "ops/ops.h"
@@ -7,18 +7,15 @@
 
 #include <stdio.h>
 
-enum { MBS = 8 };
-
 typedef struct Stage {
   Ctx *ctx;
-  float w, dw, x[MBS];
+  float w, dw, x[8]; // x: what forward was given, by microbatch
 } Stage;
 
 static float get(const Port *port) { return *(float *)tensor_data(port->parcel->value[0]); }
 
 static Status put(Ctx *ctx, Port *port, float value) {
-  port->parcel->n = 1;
-  port->parcel->wants_grad[0] = true;
+  *port->parcel = (Parcel){.n = 1, .wants_grad = {true}};
   return tensor_from_data(ctx, DT_F32, 0, NULL, &value, &port->parcel->value[0]);
 }
 
@@ -35,42 +32,40 @@ static Status backward(void *user, StageCall *call) {
   return call->n_in ? put(stage->ctx, &call->in[0], dy * stage->w) : ST_OK;
 }
 
-static Status run(Ctx *ctx, Comm *world) {
+static Status run(Ctx *ctx, Comm *world, SchedArena *arena) {
   Stage stage = {.ctx = ctx, .w = (float)(world->rank + 2)};
-  SchedArena arena;
-  Sched *sched = NULL;
+  SchedCase sizes = {.ranks = world->size, .mbs = 8};
+  Sched *sched;
   SchedReport *report;
-  Exec *exec = NULL;
-  Status status;
-  sched_heap_open(&arena);
-  SchedCase sizes = {.ranks = world->size, .mbs = MBS};
-  TRY_TO(done, sched_generate(&arena, &sched, sched_find("1f1b"), &sizes));
-  TRY_TO(done, sched_lower(&arena, &sched, sched, NULL));
-  TRY_TO(done, sched_check(&arena, &report, sched));
-  ExecOptions options = {.ctx = ctx,
-                         .comm = world,
-                         .sched = sched,
-                         .report = report,
-                         .ops = {.forward = forward, .backward = backward},
-                         .user = &stage};
-  TRY_TO(done, exec_new(&options, &exec));
-  TRY_TO(done, exec_run(exec));
-  printf("rank %d: w = %g, dw = %g\n", world->rank, (double)stage.w, (double)stage.dw);
-done:
+  Exec *exec;
+  TRY(sched_generate(arena, &sched, sched_find("1f1b"), &sizes));
+  TRY(sched_lower(arena, &sched, sched, NULL));
+  TRY(sched_check(arena, &report, sched));
+  TRY(exec_new(&(ExecOptions){.ctx = ctx,
+                              .comm = world,
+                              .sched = sched,
+                              .report = report,
+                              .ops = {.forward = forward, .backward = backward},
+                              .user = &stage},
+               &exec));
+  Status status = exec_run(exec);
   exec_free(exec);
-  sched_heap_close(&arena);
+  printf("rank %d: w = %g, dw = %g\n", world->rank, (double)stage.w, (double)stage.dw);
   return status;
 }
 
 int main(void) {
   Ctx *ctx = NULL;
   Comm *world = NULL;
+  SchedArena arena;
+  sched_heap_open(&arena);
   Status status = comm_world(&world);
   if (status == ST_OK) status = ctx_new(0, &ctx);
   if (status == ST_OK) status = ops_init(ctx);
-  if (status == ST_OK) status = run(ctx, world);
+  if (status == ST_OK) status = run(ctx, world, &arena);
   if (status != ST_OK) fprintf(stderr, "pipeline: %s\n", status_message());
   if (status != ST_OK && world) comm_fatal(world, 1);
+  sched_heap_close(&arena);
   comm_world_close(world);
   ctx_delete(ctx);
   return status != ST_OK;

@@ -184,6 +184,11 @@ $B/tests: $(TEST_OBJ) $(LIB_OBJ) $B/links
 # Several ranks: with the library itself, which the MPI plugins use too.
 $B/ranks $B/bench_exec: $B/%: $O/tests/%.o $B/librille.so $B/links
 	$(call link,$(RPATH) $< -L$B -lrille -lm)
+ifneq ($(MPI_FLAGS_openmpi),)
+$O/tests/bench_comm.o: tests/bench_comm.c $B/flags; $(call compile,$(call mpi_cflags,openmpi))
+$B/bench_comm: $O/tests/bench_comm.o $B/librille.so $B/links
+	$(call link,$(RPATH) $< -L$B -lrille $(call mpi_libs,openmpi))
+endif
 $B/bench_kernels: $O/tests/bench_kernels.o $(LIB_OBJ) $B/links
 	$(call link,$< $(LIB_OBJ) $(BLAS_LIBS) -lm -ldl -lpthread)
 # What reads files is all in core, which needs nothing above it.

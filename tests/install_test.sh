@@ -2,6 +2,8 @@
 # What is installed is whole: headers compile alone, a C program builds by pkg-config, `rille` and
 # the Lua module run from anywhere, and uninstall takes everything away.
 set -eu
+build=${BUILD:?}
+. tests/launchers.sh
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 config=${BUILD#build/}
@@ -43,7 +45,19 @@ C
     -Wl,-rpath,"$work/usr/lib" -o fit
   ./fit >fitted || true
   holds 'and finds the line' grep -q '^y = 2.000 x + 1.000' fitted
+  holds 'the example of a pipeline builds' \
+    gcc -std=c11 -Wall -Werror $mode "$OLDPWD/scripts/examples/pipeline.c" $flags \
+    -Wl,-rpath,"$work/usr/lib" -o pipeline
 }
+# dw of rank r is the sum of the inputs, 1 + 2 + .. + 8, times the weights of the other ranks.
+echo 'rank 0: w = 2, dw = 36' >want
+./pipeline >got || true
+holds 'and is right on one rank' diff want got
+printf 'rank %d: w = %d, dw = %d\n' 0 2 2160 1 3 1440 2 4 1080 3 5 864 >want
+for impl in $impls; do
+  "$(launcher_of "$impl")" -n 4 ./pipeline 2>&1 | sort >got || true
+  holds "$impl: and on four" diff want got
+done
 if [ -e usr/bin/rille ]; then
   echo 'local rille = require "rille"; print(rille)' >hello.lua
   holds 'rille runs from anywhere' usr/bin/rille hello.lua

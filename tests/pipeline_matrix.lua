@@ -100,8 +100,15 @@ end
 
 -- ---- running one
 
--- The model of a case; few different ones, so that oracles are shared.
-local function units_of(case) return case.pp * case.stages_per_rank <= 6 and 6 or 16 end
+-- Units of the model of a case: uneven stages where there are few; few different models, so that
+-- oracles are shared.
+local function units_of(case)
+  local n_stages = case.pp * case.stages_per_rank
+  for _, units in ipairs { 5, 7, 9, 13 } do
+    if n_stages < units then return units end
+  end
+  return n_stages
+end
 
 -- Samples a step: m microbatches of two for each replica, the last one of a replica smaller.
 local function samples_of(case)
@@ -120,7 +127,8 @@ local function trainer_of(case, comm, is_oracle)
     loss = pipelines.losses[case.loss], optimizer = spec, seed = SEED, log = 0,
     batch = { global = n, micro = 2 }, recompute = not is_oracle and case.recompute == "yes",
     parallel = is_oracle and { comm = comm } or { comm = comm, pp = case.pp, dp = case.dp,
-      pipeline = case.pipeline, stages_per_rank = case.stages_per_rank },
+      pipeline = case.pipeline, stages_per_rank = case.stages_per_rank,
+      bucket = case.ragged == "yes" and 600 or nil }, -- bytes: several to a stage
   }
 end
 

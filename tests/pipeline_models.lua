@@ -17,7 +17,7 @@ local layouts <const> = {
   { 4, { pp = 4, pipeline = "zbv", stages_per_rank = 2 } },
   { 2, { pp = 2, pipeline = "hanayo", stages_per_rank = 4 } },
   { 4, { pp = 4, pipeline = "bfs", stages_per_rank = 2 } },
-  { 4, { pp = 2, dp = 2, pipeline = "dualpipev", stages_per_rank = 2 } },
+  { 4, { pp = 2, dp = 2, pipeline = "dualpipev", stages_per_rank = 2, bucket = 300 } },
 }
 
 local function words_of(layout)
@@ -173,6 +173,18 @@ under_all("shapes change from microbatch to microbatch", {
   end,
 })
 
+-- Messages that the transport does not copy at once: their memory must stay until they are out.
+local LARGE <const> = 256
+under_all("large tensors cross boundaries", {
+  model = function()
+    local list = { { "wte", nn.TokenEmbedding { VOCAB, LARGE, std = 0.5 } } }
+    for i = 0, 5 do table.insert(list, { "h" .. i, nn.Linear { LARGE, LARGE, act = "gelu" } }) end
+    table.insert(list, { "head", nn.Linear { LARGE, VOCAB } })
+    return nn.Sequential(list)
+  end,
+  global = 32, micro = 8, batch = token_batch(32, false), steps = 1,
+})
+
 -- ---- stages of all kinds
 
 local function frozen(names)
@@ -184,10 +196,10 @@ local function frozen(names)
 end
 
 under_all("frozen stages at the front: no gradient goes there", {
-  model = frozen { "wte", "h0", "h1" }, exact_only = true,
+  model = frozen { "wte", "h0", "h1" },
 })
-under_all("a frozen stage in the middle", { model = frozen { "h2", "h3" }, exact_only = true })
-under_all("a frozen head", { model = frozen { "head", "ln_f" }, exact_only = true })
+under_all("a frozen stage in the middle", { model = frozen { "h2", "h3" } })
+under_all("a frozen head", { model = frozen { "head", "ln_f" } })
 
 under_all("stages without parameters", {
   model = function()

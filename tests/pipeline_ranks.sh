@@ -1,6 +1,6 @@
+#!/bin/sh
 # pipeline_ranks - starts a Lua test on several ranks, under the first MPI found: what it prints and
 # its exit status are the test's. Sourced.
-# shellcheck shell=sh
 export RILLE_WAIT=passive RILLE_THREADS=1
 build=${BUILD:-build/release}
 

@@ -102,6 +102,58 @@ for _, sizes in ipairs { { 7, 2 }, { 5, 1 }, { 9, 2 }, { 3, 4 }, { 2, 1 } } do
   end
 end
 
+-- ---- random masks
+
+-- What goes into the loss: the output of dropout on ones.
+pipelines.test("every sample of every step has a mask of its own, the same under every layout", 4,
+  function(team, alone)
+    local Masked = nn.class "Masked"
+    function Masked:init()
+      self.lin = nn.Linear { 32, 32 }
+      self.drop = nn.Dropout(0.5)
+    end
+    function Masked:forward(x) return self.drop(x * 0 + 1) + self.lin(x) * 0 end
+    local Plain = nn.class "Plain"
+    function Plain:init() self.lin = nn.Linear { 32, 32 } end
+    function Plain:forward(x) return x + self.lin(x) * 0 end
+    local function masks_of(comm, layout)
+      local seen, n = {}, 0
+      local spec = { comm = comm }
+      for key, value in pairs(layout) do spec[key] = value end
+      local trainer = rille.Trainer { parallel = spec, seed = 6, log = 0, optimizer = { "sgd" },
+        model = nn.Sequential { Masked(), Plain(), Plain(), Plain() },
+        batch = { global = 8, micro = 2 },
+        loss = function(y)
+          for i = 0, y:size(0) - 1 do
+            local words = {}
+            for k, value in ipairs(y:slice(0, i, i + 1):view(-1):tolist()) do
+              words[k] = value > 0 and "1" or "0"
+            end
+            seen[table.concat(words)] = true
+          end
+          return y:sum(), y:numel()
+        end }
+      for _ = 1, 3 do trainer:step { rille.ones { 8, 32 } } end
+      local list = {}
+      for words in pairs(seen) do table.insert(list, words .. "\n") end
+      for _, text in ipairs(comm:all_gather(table.concat(list))) do
+        for words in text:gmatch "%d+" do
+          if seen[words] ~= 0 then seen[words], n = 0, n + 1 end
+        end
+      end
+      local all = {}
+      for words in pairs(seen) do table.insert(all, words) end
+      table.sort(all)
+      return n, table.concat(all, " ")
+    end
+    local n, want = masks_of(alone, {})
+    check.equal(n, 24, "three steps of eight samples")
+    for _, layout in ipairs { { pp = 4 }, { pp = 2, dp = 2 }, { dp = 4 } } do
+      local _, have = masks_of(team, layout)
+      check.ok(have == want, "other masks")
+    end
+  end)
+
 -- ---- checkpoints
 
 local directory <const> = world:broadcast(world:rank() == 0 and os.tmpname() or "", 0) .. ".d"

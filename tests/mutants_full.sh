@@ -1,0 +1,49 @@
+#!/bin/sh
+# The tests of pipelines are tested: each patch of tests/mutants/ breaks something, and the test that
+# it names must fail. Its "# run:" line is the number of ranks, a script, and maybe a word of a claim.
+set -eu
+build=${BUILD:-build/release}
+config=${build#build/}
+unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES
+export RILLE_WAIT=passive RILLE_THREADS=1
+if ! ls "$build"/rille_mpi_*.so >/dev/null 2>&1; then
+  echo 'skipped: there is no MPI'
+  exit 0
+fi
+here=$(pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/build"
+cp -a "$build" "$work/build/"
+cp -a Makefile core ops parallel lua models scripts tests "$work/"
+cd "$work"
+failed=0
+
+# Without a mutant the same tests pass: tests/pipeline_*_test.sh.
+for mutant in "$here"/tests/mutants/${1:-*}.patch; do
+  name=$(basename "$mutant" .patch)
+  if ! patch -p1 -s --no-backup-if-mismatch <"$mutant" >log 2>&1; then
+    failed=1
+    echo "not ok $name: the patch does not apply" && cat log
+    continue
+  fi
+  if ! make -s -j2 "CONFIG=$config" all >log 2>&1; then
+    failed=1
+    echo "not ok $name: does not build" && cat log
+  else
+    # shellcheck disable=SC2046  # words
+    set -- $(sed -n 's/^# run: //p' "$mutant")
+    ranks=$1
+    shift
+    status=0
+    timeout 280 "$build/rille" -n "$ranks" "$@" >log 2>&1 || status=$?
+    if [ $status -eq 0 ]; then
+      failed=1
+      echo "not ok $name: nothing noticed it"
+    else
+      echo "ok $name is noticed: $(grep -m 1 -E 'not ok|rille: rank|rank [0-9]+:' log | cut -c 1-150)"
+    fi
+  fi
+  patch -p1 -R -s <"$mutant"
+done
+exit $failed

@@ -495,9 +495,10 @@ static int coordinates(lua_State *L) {
   return 0;
 }
 
+// stall_timeout([seconds]) -> seconds that hold
 static int stall_timeout(lua_State *L) {
-  comm_stall_timeout(luaL_checknumber(L, 1));
-  return 0;
+  lua_pushnumber(L, comm_stall_timeout(luaL_optnumber(L, 1, 0)));
+  return 1;
 }
 
 // os.exit, telling the ranks that wait for this one.

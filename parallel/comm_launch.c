@@ -13,7 +13,7 @@ static int env_number(const char *name, int fallback) {
   if (!text || !*text) return fallback;
   char *end;
   long value = strtol(text, &end, 10);
-  return value < 0 || value > 1 << 24 ? fallback : (int)value;
+  return *end || value < 0 || value > 1 << 24 ? fallback : (int)value;
 }
 
 // A launcher is known by the variables that it sets for each rank.

@@ -74,8 +74,9 @@ void comm_coordinates(const char *words) {
   pthread_mutex_unlock(&life->lock);
 }
 
-void comm_stall_timeout(double seconds) {
+double comm_stall_timeout(double seconds) {
   if (seconds > 0) comm_process()->life.timeout = seconds;
+  return comm_process()->life.timeout;
 }
 
 // ---- last words: a page of its own, which others on the node find through /proc. So it can be

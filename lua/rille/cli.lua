@@ -111,8 +111,8 @@ local parallel_rows = {
   { "group", nil, "microbatches a group, of interleaved", type = "integer", min = 1 },
   { "split", nil, "units a stage: uniform, parameters, time, or a list such as 3,2,2,1",
     type = "string" },
-  { "stall-timeout", 300.0, "seconds without a sign of life after which a rank is given up",
-    min = 0.1 },
+  { "stall-timeout", core.stall_timeout(),
+    "seconds without a sign of life after which a rank is given up", min = 0.1 },
 }
 
 -- What Trainer's option `parallel` wants, from these rows' values.

@@ -189,6 +189,14 @@ static void wait_running(lua_State *L, Rille *r, Running *run, const char *what)
   if (run->status != ST_OK) check_status(L, r, fail(run->status, "%s", run->words));
 }
 
+// At the script's end, when all is done.
+static int running_gc(lua_State *L) {
+  Running *run = lua_touserdata(L, 1);
+  bool is_done = false;
+  if (run->sum) close_running(run, comm_collective_test(run->sum, &is_done));
+  return 0;
+}
+
 // ---- sums under way
 
 static const char SUM[] = "rille.sum";
@@ -533,11 +541,12 @@ static const luaL_Reg functions[] = {
 
 void comm_bind(lua_State *L, Rille *r, int rille) {
   static const luaL_Reg group_meta[] = {{"__gc", group_free}, {NULL, NULL}};
+  static const luaL_Reg running_meta[] = {{"__gc", running_gc}, {NULL, NULL}};
   static const luaL_Reg mesh_meta[] = {{"__gc", mesh_gc}, {NULL, NULL}};
   box_bind(L, r, COMM, group_methods, group_meta);
   box_bind(L, r, MESH, mesh_methods, mesh_meta);
-  box_bind(L, r, SUM, sum_methods, NULL);
-  box_bind(L, r, GATHER, gather_methods, NULL);
+  box_bind(L, r, SUM, sum_methods, running_meta);
+  box_bind(L, r, GATHER, gather_methods, running_meta);
   lua_getfield(L, rille, "core");
   binding_register(L, r, functions);
   lua_pop(L, 1);

@@ -102,6 +102,17 @@ for _, sizes in ipairs { { 7, 2 }, { 5, 1 }, { 9, 2 }, { 3, 4 }, { 2, 1 } } do
   end
 end
 
+for _, group in ipairs { 4, 5, 8 } do
+  pipelines.test("interleaved in groups of " .. group, 4, function(team, alone)
+    pipelines.check(team, alone, {
+      model = function() return pipelines.model { units = 9, dropout = 0.1 } end,
+      loss = nn.cross_entropy, global = 15, micro = 2,
+      batch = function(k) return pipelines.batch(15, k, true) end,
+      layout = { pp = 4, pipeline = "interleaved", stages_per_rank = 2, group = group },
+    })
+  end)
+end
+
 -- ---- random masks
 
 -- What goes into the loss: the output of dropout on ones.

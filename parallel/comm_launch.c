@@ -1,6 +1,8 @@
 // comm_launch - who started us, the plugin that speaks to it, and what tests inject.
 #include "parallel/comm_impl.h"
 
+#include "ops/kernels/threads.h"
+
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -18,19 +20,17 @@ static int env_number(const char *name, int fallback) {
 
 // A launcher is known by the variables that it sets for each rank.
 typedef struct Launcher {
-  const char *name, *plugin, *rank, *world, *local_rank, *local_world;
+  const char *name, *plugin, *rank, *world;
   const char *sign; // a further variable that must be there; NULL: none
 } Launcher;
 
 // In this order: Open MPI's mpirun inside an srun sets both.
 static const Launcher launchers[] = {
-    {"mpirun of Open MPI", "openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", NULL},
-    {"mpiexec of MPICH", "mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
-     "MPI_LOCALNRANKS"},
-    {"srun --mpi=pmi2", "mpich", "PMI_RANK", "PMI_SIZE", "SLURM_LOCALID", "-", NULL},
-    {"srun --mpi=pmix", "openmpi", "PMIX_RANK", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "-", NULL},
-    {"srun", NULL, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "-", "SLURM_STEP_ID"},
+    {"mpirun of Open MPI", "openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", NULL},
+    {"mpiexec of MPICH", "mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"},
+    {"srun --mpi=pmi2", "mpich", "PMI_RANK", "PMI_SIZE", NULL},
+    {"srun --mpi=pmix", "openmpi", "PMIX_RANK", "SLURM_STEP_NUM_TASKS", NULL},
+    {"srun", NULL, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID"},
 };
 
 void launch_read(Launch *out) {
@@ -39,11 +39,8 @@ void launch_read(Launch *out) {
     const Launcher *one = &launchers[i];
     int rank = env_number(one->rank, -1), world = env_number(one->world, 0);
     if (rank < 0 || world < 1 || (one->sign && !getenv(one->sign))) continue;
-    // Slurm says "4(x2),3": tasks on each node; the first number is the most there are.
-    const char *tasks = getenv("SLURM_STEP_TASKS_PER_NODE");
-    int local = env_number(one->local_world, tasks ? atoi(tasks) : 1);
-    *out = (Launch){
-        one->name, one->plugin, rank, world, env_number(one->local_rank, 0), local < 1 ? 1 : local};
+    *out = (Launch){.launcher = one->name, .plugin = one->plugin, .rank = rank, .world = world};
+    threads_local_ranks(&out->local_world, &out->local_rank);
     return;
   }
 }
@@ -75,11 +72,14 @@ static Status no_plugin(const Launch *launch, const char *path, const char *reas
   bool is_mpich = strcmp(launch->plugin, "mpich") == 0;
   Status status = fail(ST_ECOMM, "%s started %d ranks, but the plugin for it cannot be used: %s",
                        launch->launcher, launch->world, reason ? reason : path);
+  const char *package = is_mpich ? "MPICH (libmpich-dev)" : "Open MPI (libopenmpi-dev openmpi-bin)";
+  if (strncmp(launch->launcher, "srun", 4) == 0)
+    return fail_hint(status, "start with srun --mpi=%s, or install %s and build again with make",
+                     is_mpich ? "pmix" : "pmi2", package);
   return fail_hint(status,
                    "start with the other MPI's launcher or `rille -n %d script.lua`, or install %s "
                    "and build again with make",
-                   launch->world,
-                   is_mpich ? "MPICH (libmpich-dev)" : "Open MPI (libopenmpi-dev openmpi-bin)");
+                   launch->world, package);
 }
 
 Status comm_transport_open(const Launch *launch, const CommTransport **out) {

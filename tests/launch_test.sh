@@ -68,6 +68,10 @@ job 'srun without an MPI is explained' 1 'srun --mpi=pmix for Open MPI' \
   env SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=4 "$rille" -e 'print("ran")'
 job 'a batch script of Slurm is one process' 0 '^1$' \
   env SLURM_JOB_ID=1 SLURM_PROCID=0 SLURM_NTASKS=4 "$rille" -e 'return rille.core.world'
+job "Slurm's tasks of a node share its cores" 0 'kernels .* 1 thread$' \
+  env SLURM_LOCALID=9 SLURM_NODEID=2 SLURM_STEP_TASKS_PER_NODE='1(x2),100000' "$rille" info
+job 'and those of another node do not count' 0 "$("$rille" info | sed -n 's/^kernels.*by/by/p')" \
+  env SLURM_LOCALID=0 SLURM_NODEID=1 SLURM_STEP_TASKS_PER_NODE='1(x2),100000' "$rille" info
 
 # A build with one MPI, started by the other.
 for impl in $impls; do
@@ -78,6 +82,8 @@ for impl in $impls; do
   also "$impl: once" 1 '^rille: '
   also "$impl: and nothing runs" 0 '^ran'
 done
+job 'srun with an MPI that is missing names the other' 1 'srun --mpi=pmi2' \
+  env PMIX_RANK=0 SLURM_STEP_NUM_TASKS=3 "$work/mpich/rille" -e 'print("ran")'
 job 'a build without an MPI says so' 1 'Rille was built without an MPI' "$work/${impls##* }/rille" -n 2 x.lua
 if [ "$impls" = ' openmpi mpich' ]; then
   cp "$build/rille_mpi_mpich.so" "$work/openmpi"

@@ -94,15 +94,32 @@ Status threads_environment(void) {
   return ST_OK;
 }
 
-// How many ranks share this machine, and which one this is, as launchers say it.
-static void local_ranks(int *size, int *rank) {
+// Slurm lists the tasks of each node: "4(x2),3" is 4, 4, 3. Those of a node, or -1.
+static int slurm_tasks(const char *list, int node) {
+  while (list) {
+    char *end;
+    long tasks = strtol(list, &end, 10), times = 1;
+    if (end == list || tasks < 1 || tasks > 1 << 20) return -1;
+    if (strncmp(end, "(x", 2) == 0) times = strtol(end + 2, &end, 10);
+    if (node < times) return (int)tasks;
+    node -= (int)times;
+    list = strchr(end, ',');
+    if (list) list++;
+  }
+  return -1;
+}
+
+void threads_local_ranks(int *n_local, int *local) {
   static const char *const sizes[] = {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", NULL};
   static const char *const ranks[] = {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID",
                                       "SLURM_LOCALID", NULL};
-  *size = number_from(sizes);
-  *rank = number_from(ranks);
-  if (*size < 1) *size = 1;
-  if (*rank < 0 || *rank >= *size) *rank = 0;
+  static const char *const nodes[] = {"SLURM_NODEID", NULL};
+  *n_local = number_from(sizes);
+  *local = number_from(ranks);
+  int node = number_from(nodes);
+  if (*n_local < 1 && node >= 0) *n_local = slurm_tasks(getenv("SLURM_STEP_TASKS_PER_NODE"), node);
+  if (*n_local < 1) *n_local = 1;
+  if (*local < 0 || *local >= *n_local) *local = 0;
 }
 
 // The n-th core of the process's set, or -1.
@@ -125,7 +142,7 @@ static void pin_self(int thread) {
 // the machine's, and take turns by their local rank.
 static void decide_places(void) {
   int n_local, local;
-  local_ranks(&n_local, &local);
+  threads_local_ranks(&n_local, &local);
   int n_cpus = CPU_COUNT(&pool.cpus);
   long n_online = sysconf(_SC_NPROCESSORS_ONLN);
   bool is_bound = n_local > 1 && n_online > 0 && n_cpus * n_local <= n_online;
@@ -148,7 +165,7 @@ static void learn(void) {
   int count = number_from(names);
   if (count < 1) {
     int n_local, local;
-    local_ranks(&n_local, &local);
+    threads_local_ranks(&n_local, &local);
     long n_online = sysconf(_SC_NPROCESSORS_ONLN);
     int n_cpus = CPU_COUNT(&pool.cpus);
     bool is_bound = n_local > 1 && n_online > 0 && n_cpus * n_local <= n_online;

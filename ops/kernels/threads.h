@@ -39,6 +39,10 @@ void parallel_for(int64_t n, int64_t grain, RangeFn fn, void *context);
 // sched_getaffinity grants, shared among the ranks that a launcher put on this machine.
 int threads_count(void);
 
+// How many ranks a launcher put on this machine, and which of them this one is, from 0; without a
+// launcher 1 and 0.
+void threads_local_ranks(int *n_local, int *local);
+
 // EVALUE if RILLE_THREADS, OMP_NUM_THREADS or RILLE_WAIT have values that mean nothing.
 Status threads_environment(void);
 

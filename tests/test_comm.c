@@ -23,6 +23,7 @@ static const char *const variables[] = {"OMPI_COMM_WORLD_RANK",
                                         "PMIX_RANK",
                                         "SLURM_PROCID",
                                         "SLURM_LOCALID",
+                                        "SLURM_NODEID",
                                         "SLURM_STEP_ID",
                                         "SLURM_STEP_NUM_TASKS",
                                         "SLURM_STEP_TASKS_PER_NODE",
@@ -73,13 +74,14 @@ START_TEST(launchers_are_known_by_their_variables) {
       {"PMI_RANK=1 PMI_SIZE=4 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=4", "mpiexec of MPICH", "mpich", 1,
        4, 1, 4},
       {"PMI_RANK=5 PMI_SIZE=6 SLURM_PROCID=5 SLURM_LOCALID=2 SLURM_STEP_NUM_TASKS=6 "
-       "SLURM_STEP_TASKS_PER_NODE=3(x2) SLURM_STEP_ID=0",
+       "SLURM_NODEID=1 SLURM_STEP_TASKS_PER_NODE=3(x2) SLURM_STEP_ID=0",
        "srun --mpi=pmi2", "mpich", 5, 6, 2, 3},
       {"PMIX_RANK=2 SLURM_PROCID=2 SLURM_LOCALID=0 SLURM_STEP_NUM_TASKS=4 SLURM_STEP_ID=0 "
-       "SLURM_STEP_TASKS_PER_NODE=2(x2)",
+       "SLURM_NODEID=2 SLURM_STEP_TASKS_PER_NODE=1(x2),2",
        "srun --mpi=pmix", "openmpi", 2, 4, 0, 2},
-      {"SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_NUM_TASKS=4 SLURM_STEP_ID=0", "srun", NULL, 1, 4,
-       1, 1},
+      {"SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_NUM_TASKS=4 SLURM_STEP_ID=0 SLURM_NODEID=0 "
+       "SLURM_STEP_TASKS_PER_NODE=4",
+       "srun", NULL, 1, 4, 1, 4},
       {"SLURM_PROCID=0 SLURM_NTASKS=4", NULL, NULL, 0, 1, 0, 1}, // a batch script
       {"OMPI_COMM_WORLD_RANK=x OMPI_COMM_WORLD_SIZE=8", NULL, NULL, 0, 1, 0, 1},
   };

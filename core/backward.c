@@ -68,6 +68,15 @@ static bool exclusive(const Tensor *t) {
          tensor_contiguous(t);
 }
 
+static Status make_exclusive(Ctx *ctx, Tensor **slot) {
+  Tensor *copy;
+  if (exclusive(*slot)) return ST_OK;
+  TRY(op_apply(ctx, ctx->core_ops->contiguous, slot, 1, NULL, &copy));
+  tensor_release(ctx, *slot);
+  *slot = copy;
+  return ST_OK;
+}
+
 // slot += owned (owned is taken over).
 static Status accumulate(Ctx *ctx, Tensor **slot, Tensor *owned) {
   if (!*slot) {
@@ -76,15 +85,7 @@ static Status accumulate(Ctx *ctx, Tensor **slot, Tensor *owned) {
   }
   OpArgs cast = {.n_list = -1};
   cast.v[0].i = (*slot)->dtype;
-  Status status = ST_OK;
-  if (!exclusive(*slot)) {
-    Tensor *copy;
-    status = op_apply(ctx, ctx->core_ops->contiguous, slot, 1, NULL, &copy);
-    if (status == ST_OK) {
-      tensor_release(ctx, *slot);
-      *slot = copy;
-    }
-  }
+  Status status = make_exclusive(ctx, slot);
   if (status == ST_OK) status = op_apply_into(ctx, ctx->core_ops->cast, &owned, 1, &cast, slot, 1);
   tensor_release(ctx, owned);
   return status;
@@ -103,12 +104,14 @@ static Status direct_target(Ctx *ctx, Node *node, int j, Tensor **target, bool *
   *target = NULL;
   *adds = true;
   *use = NULL;
-  if (edge->node) {
-    Tensor *slot = edge->node->dout[edge->out_index];
-    if (slot && exclusive(slot) && slot->dtype == node->in_spec[j].dtype) *target = slot;
+  if (edge->node || !edge->leaf->param) {
+    // Always in place, so that a bf16 sum is rounded once, in a stage as in one process.
+    Tensor **slot = edge->node ? &edge->node->dout[edge->out_index] : &edge->leaf->grad;
+    if (!*slot || (*slot)->dtype != node->in_spec[j].dtype) return ST_OK;
+    TRY(make_exclusive(ctx, slot));
+    *target = *slot;
     return ST_OK;
   }
-  if (!edge->leaf->param) return ST_OK;
   if (tensor_is_meta(edge->leaf) || !edge->leaf->storage) return ST_OK; // dry run: nothing to keep
   TRY(param_grad_buffer(ctx, edge->leaf->param, node->unit, use));
   *target = (*use)->grad;

@@ -113,6 +113,58 @@ for _, group in ipairs { 4, 5, 8 } do
   end)
 end
 
+-- ---- optimizers
+
+for _, entry in ipairs {
+  { "the largest gradient as the norm", { "sgd", lr = 0.1, clip = 1e-3, clip_norm = "inf" } },
+  { "groups of parameters", { "adamw", lr = 0.01, groups = { { match = "wte", lr = 0.1 },
+    { match = "bias", weight_decay = 0 }, { weight_decay = 0.2 } } } },
+  { "a schedule of rates", { "sgd", lr = 0.1, momentum = 0.9, nesterov = true,
+    schedule = { "cosine", warmup = 2, total = 4 } } },
+  { "weights in bf16", { "adamw", lr = 0.01 }, "bf16" },
+} do
+  for _, layout in ipairs { { pp = 4, pipeline = "zb-h1" },
+    { pp = 2, dp = 2, pipeline = "zbv" } } do
+    local is_half = entry[3] ~= nil
+    if not (is_half and layout.dp) then
+      pipelines.test(("%s (dp %d)"):format(entry[1], layout.dp or 1), 4, function(team, alone)
+        pipelines.check(team, alone, {
+          model = function()
+            return pipelines.model { units = 7, tied = true, dtype = entry[3] }
+          end,
+          loss = nn.cross_entropy, global = 8, micro = 2, optimizer = entry[2], steps = 4,
+          batch = function(k) return pipelines.batch(8, k, true) end, layout = layout,
+        })
+      end)
+    end
+  end
+end
+
+pipelines.test("a step that is not finite on one rank is skipped by all", 4, function(team, alone)
+  local function run(comm, layout)
+    local model = nn.Sequential { nn.Linear { 8, 8 }, nn.Linear { 8, 8 }, nn.Linear { 8, 8 },
+      nn.Linear { 8, 8 } }
+    local parallel, skipped = { comm = comm }, {}
+    for key, value in pairs(layout) do parallel[key] = value end
+    local trainer = rille.Trainer { model = model, loss = nn.mse, optimizer = "adamw", seed = 1,
+      log = 0, nonfinite = "skip", batch = { global = 4, micro = 1 }, parallel = parallel }
+    for k = 1, 3 do
+      local x = rille.arange(32):to("f32"):view(4, 8) * (0.1 * k)
+      if k == 2 then x[3][0] = 1 / 0 end -- the last sample: on one replica alone
+      skipped[k] = trainer:step { x, x }.skipped
+    end
+    return skipped, trainer:fingerprint()
+  end
+  local want, fingerprint = run(alone, {})
+  check.equal(want, { false, true, false })
+  for _, layout in ipairs { { pp = 4 }, { pp = 2, dp = 2 }, { dp = 4 } } do
+    local have, print_here = run(team, layout)
+    check.equal(have, want)
+    if layout.pp == 4 then check.equal(print_here, fingerprint) end
+    for _, other in ipairs(team:all_gather(print_here)) do check.equal(other, print_here) end
+  end
+end)
+
 -- ---- random masks
 
 -- What goes into the loss: the output of dropout on ones.

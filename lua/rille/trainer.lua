@@ -214,16 +214,20 @@ end
 
 -- ---- the loop
 
+local SILENT_STEPS <const> = 500 -- after a warning of the same kind
+
 -- The bubble of the step for metrics; says so when a rank becomes one that stays slow.
 local function bubble_of(self, is_latest)
   local bubble = self.pipeline:bubble(is_latest)
   if not bubble then return nil end
   bubble.words = nil
-  if bubble.slow_rank and bubble.slow_rank ~= self.slow_rank then
+  local slow = bubble.slow_rank
+  if slow and self.step_count >= (self.warned and self.warned[slow] or 0) then
+    self.warned = self.warned or {}
+    self.warned[slow] = self.step_count + SILENT_STEPS
     self:say("rank %d of the pipeline stays slow: others have waited for it in each of the last "
-      .. "steps", bubble.slow_rank)
+      .. "steps", slow)
   end
-  self.slow_rank = bubble.slow_rank
   return bubble
 end
 

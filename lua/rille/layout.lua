@@ -285,11 +285,15 @@ function layout.new(model, parallel, n_global, micro, example, loss)
   self.params = parameters_of(self)
   self.edges, self.along = named_edges(self)
   self.tied = tied_groups(self)
+  local tied = {}
+  for i, group in ipairs(self.tied) do tied[i] = group.stages end
   if #self.edges > 0 or #self.tied > 0 then
-    local tied = {}
-    for i, group in ipairs(self.tied) do tied[i] = group.stages end
     self.sched = schedule_of(self, parallel, self.m, tied)
   end
+  self.first_sched = self.sched -- of the first replica, which may have a microbatch more
+  local _, n_first = layout.share(n_global, self.dp, 0)
+  local m_first = (n_first + self.micro - 1) // self.micro
+  if m_first ~= self.m then self.first_sched = schedule_of(self, parallel, m_first, tied) end
   if comm:size() > 1 then comm:agree { "split " .. table.concat(self.split.first, " ") } end
   if self.pp > 1 then -- replicas may differ by a microbatch
     self.mesh:group("pp"):agree { ("schedule %s %016x"):format(self.sched:name(),

@@ -101,11 +101,12 @@ function reduction.make_groups(self)
   end
 end
 
---- The buckets of this rank in the order in which they become ready, the same for all replicas.
+--- The buckets of this rank in the order in which they become ready on the first replica: the same
+--- for all, whose schedules may differ by a microbatch.
 function reduction.buckets(self, optimizer)
   local list = {}
   local kinds = { REDUCE_GRAD = "stage", REDUCE_TIED = "tied" }
-  for _, action in ipairs(self.layout.sched:row(self.layout.rank)) do
+  for _, action in ipairs(self.layout.first_sched:row(self.layout.rank)) do
     local kind = kinds[action.kind]
     if kind then
       local index, sets = kind == "stage" and action.stage or action.mb, {}

@@ -263,14 +263,17 @@ static Status judge(Comm *comm, int first, int last, const char *what, double no
   return fail_stalled(oldest, peer, what, now, since);
 }
 
-// Yielding is quick to notice a message, sleeping leaves the cores to those who work. A sleep adds
-// at most a twentieth to what the wait has cost already, or its shortest length.
+// Yielding is quick to notice a message, sleeping leaves the cores to those who work: short naps up
+// to the length of a slow action, since what they add to each hop adds up along a pipeline, then
+// longer ones. A rank with a core of its own looks all the time, but for very long waits.
 static void give_way(double waited) {
-  if (!comm_process()->shares_cores) return;
-  if (waited < 3e-4)
+  if (!comm_process()->shares_cores) {
+    if (waited > 0.1) sleep_for(1e-4);
+  } else if (waited < 3e-4) {
     sched_yield();
-  else
-    sleep_for(waited < 1e-3 ? 5e-5 : waited < 2e-2 ? waited / 20 : 1e-3);
+  } else {
+    sleep_for(waited < 0.1 ? 5e-5 : 1e-3);
+  }
 }
 
 Status comm_waiting(Comm *comm, int peer, const char *what, double since) {

@@ -32,14 +32,18 @@ typedef struct Stage {
   double seconds;
 } Stage;
 
-// Sleeps, and lets messages move on as kernels do between their blocks.
+enum { SPIN_US = 300, NAP_US = 500 };
+
+// Sleeps, and lets messages move on as kernels do between their blocks. A sleeper wakes late: the
+// last part is spent awake, so that a stage takes the time that it is to take.
 static void work(double seconds) {
   double end = clock_now() + seconds;
   for (double left; (left = end - clock_now()) > 0;) {
     poll_run();
-    double nap = left < 5e-4 ? left : 5e-4;
+    double nap = left - SPIN_US * 1e-6;
+    if (nap > NAP_US * 1e-6) nap = NAP_US * 1e-6;
     struct timespec t = {0, (long)(nap * 1e9)};
-    nanosleep(&t, NULL);
+    if (nap > 0) nanosleep(&t, NULL);
   }
 }
 

@@ -20,7 +20,8 @@ void op_profile_delete(OpProfile *profile) {
 
 void op_profile_add(OpProfile *profile, const char *what, double seconds, double flops) {
   int i = 0;
-  while (i < profile->n && strncmp(profile->rows[i].what, what, sizeof profile->rows[i].what - 1))
+  while (i < profile->n &&
+         strncmp(profile->rows[i].what, what, sizeof profile->rows[i].what - 1) != 0)
     i++;
   if (i == profile->room) {
     int room = profile->room ? 2 * profile->room : 64;

@@ -179,8 +179,8 @@ Status comm_waiting(Comm *comm, int peer, const char *what, double since);
 // (at most 47 characters). Counts as a sign of life.
 void comm_doing(const char *what);
 
-// Seconds without a sign of life after which a peer counts as stalled: RILLE_STALL_TIMEOUT, else 300.
-// Sets them, if more than 0; returns what holds.
+// Seconds without a sign of life after which a peer counts as stalled: RILLE_STALL_TIMEOUT, else
+// 300. Sets them, if more than 0; returns what holds.
 double comm_stall_timeout(double seconds);
 
 // Reports the recorded failure as the cause, once, with node, rank and coordinates, and ends the

@@ -96,7 +96,7 @@ static void spoil(const Problem *p, float *d, double *d64) {
   for (int64_t row = 0; row < p->B * steps(p); row++)
     for (int64_t i = 0, t = row % steps(p); i < width(p); i++)
       if (t < (i < p->H * p->D ? p->T : p->S))
-        d64[row * width(p) + i] = d[row * width(p) + i] = NAN;
+        d64[row * width(p) + i] = (double)(d[row * width(p) + i] = NAN);
 }
 
 static void check(const CpuKernels *k, Problem p, bool has_gradient) {

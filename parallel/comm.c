@@ -250,6 +250,17 @@ void comm_world_close(Comm *world) {
   process.transport->close(world);
 }
 
+// A library that is unloaded, as by a stock Lua, takes the world of one rank along.
+__attribute__((destructor)) static void forget_world(void) {
+  Comm *world = process.world;
+  if (!world || world->size > 1) return;
+  process.world = NULL;
+  group_delete(process.leaving);
+  group_delete(world);
+  free(process.place);
+  free(process.peer);
+}
+
 const CommPlace *comm_place(const Comm *comm, int rank) {
   return &process.place[comm->member[rank]];
 }

@@ -21,6 +21,7 @@ ranks() {
 
 ranks 'one process' "$build/ranks"
 for impl in $impls; do
+  choose "$impl"
   start=$(launcher_of "$impl")
   for n in 2 3 4 8; do ranks "$impl, $n ranks" "$start" -n $n "$build/ranks"; done
   export RILLE_TEST_PIECE=1000

@@ -45,8 +45,8 @@ END
 
 begin='^rille: rank 1 of 3 \(node [^ ]+, pp 1\), in step 2: .*one.lua:[0-9]+: '
 waits='^rille: rank [02] of 3 \(node [^ ]+, pp [02]\), in step 3(, and 1 other rank)?: .*one.lua:[0-9]+: '
-for RILLE_MPI in $impls; do
-  export RILLE_MPI
+for impl in $impls; do
+  choose "$impl"
   on="$RILLE_MPI:"
   one() { # one CLAIM CODE WORDS WHAT
     job "$on $1" "$2" "$3" "$rille" -n 3 "$work/one.lua" "$4"
@@ -80,6 +80,7 @@ for RILLE_MPI in $impls; do
     "$rille" -n 3 "$work/one.lua" busy
   unset RILLE_STALL_TIMEOUT
 done
+choose openmpi
 unset RILLE_MPI
 
 case $impls in *openmpi*)
@@ -136,14 +137,15 @@ signalled() {
 signalled 'TERM, one process: stops by itself' 75 TERM 1 "$rille"
 signalled 'USR1, one process: the same' 75 USR1 1 "$rille"
 signalled 'INT, one process: ends at once' 130 INT 0 "$rille"
-for RILLE_MPI in $impls; do
-  export RILLE_MPI
+for impl in $impls; do
+  choose "$impl"
   signalled "$RILLE_MPI: TERM, rille -n: all ranks stop by agreement" 75 TERM 2 "$rille" -n 2
   [ -s "$work/err" ] && failed=1 && echo "not ok $RILLE_MPI: nothing else is said" && cat "$work/err"
   signalled "$RILLE_MPI: USR1, rille -n: the same" 75 USR1 2 "$rille" -n 2
   signalled "$RILLE_MPI: INT, rille -n: ends at once" 130 INT any "$rille" -n 2
   [ -s "$work/err" ] && failed=1 && echo "not ok $RILLE_MPI: nothing is said of it" && cat "$work/err"
 done
+choose openmpi
 unset RILLE_MPI
 case $impls in *openmpi*)
   signalled 'USR1, mpirun: all ranks stop by agreement' 75 USR1 2 "$mpirun" -n 2 "$rille"

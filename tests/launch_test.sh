@@ -13,8 +13,8 @@ local o = require("rille").options { help = "H.", { "layers", 6, "blocks" } }
 print("layers", o.layers)
 END
 
-for RILLE_MPI in $impls; do
-  export RILLE_MPI
+for impl in $impls; do
+  choose "$impl"
   on="$RILLE_MPI:"
   for code in 0 1 2 3 75; do
     job "$on the script's exit code $code comes through" $code '!.' "$rille" -n 3 -e "os.exit($code)"
@@ -47,6 +47,7 @@ for RILLE_MPI in $impls; do
   also "$on that a tp group spans nodes" 1 '^warning: tp 2 spans nodes: ranks 0 and 1 .* on node0 and node1'
   job "$on the prompt is for one process" 2 'the prompt is for one process' "$rille" -n 2 -i
 done
+choose openmpi
 unset RILLE_MPI
 
 job 'one rank needs no launcher' 0 '^1$' env PATH=/nowhere "$rille" -n 1 -e 'return rille.core.world'

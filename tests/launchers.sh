@@ -31,9 +31,18 @@ for impl in openmpi mpich; do
   fi
 done
 
+# For what comes: the MPI that `rille -n` takes. Leaks are looked for under Open MPI: MPICH has threads
+# that a leak checker does not survive.
+checked=${ASAN_OPTIONS:-}
+choose() {
+  export RILLE_MPI="$1" ASAN_OPTIONS="$checked"
+  if [ "$1" = mpich ]; then ASAN_OPTIONS="$checked:detect_leaks=0"; fi
+}
+
 # job CLAIM CODE WORDS COMMAND...: a job whose exit code and output (both streams) are wanted; WORDS
 # may begin with ! for what must not be there. `limit`: seconds it may take. What it wrote is in $log.
 limit=30
+case $build in *asan*) slow=2 ;; *) slow=1 ;; esac
 job() {
   claim=$1 want=$2 words=$3 status=0
   shift 3
@@ -44,7 +53,7 @@ job() {
     !*) grep -Eq -- "${words#!}" "$log" || fits=1 ;;
     *) grep -Eq -- "$words" "$log" && fits=1 ;;
   esac
-  if [ $status -eq "$want" ] && [ $fits -eq 1 ] && [ $ms -le $((limit * 1000)) ]; then
+  if [ $status -eq "$want" ] && [ $fits -eq 1 ] && [ $ms -le $((limit * 1000 * slow)) ]; then
     echo "ok $claim"
   else
     failed=1

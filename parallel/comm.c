@@ -236,16 +236,14 @@ Status comm_world(Comm **out) {
   return ST_OK;
 }
 
-void comm_leaving(int code) {
-  process.exit_code = code;
-  launch_tell(code);
-}
+void comm_leaving(int code) { process.exit_code = code; }
 
 void comm_world_close(Comm *world) {
   if (!world || process.has_left || world->size == 1) return;
   process.has_left = true; // questions are answered with NOTICE_LEFT from here on
   poll_hook = NULL;
   if (comm_barrier(process.leaving) != ST_OK) comm_fatal(world, 1);
+  launch_tell(process.exit_code);
   comm_life_end();
   process.transport->close(world);
 }

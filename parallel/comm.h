@@ -117,8 +117,8 @@ typedef struct Launch {
 void launch_read(Launch *out);
 // Whether the plugin for an MPI ("openmpi", "mpich") was built.
 bool launch_has_plugin(const char *plugin);
-// Tells `rille -n`, if it started us, with which code this rank ends: a launcher may lose it, or
-// mix it with those of the ranks that it killed. Only the first that is not 0 counts.
+// Tells `rille -n`, if it started us, with which code this rank ends: a launcher may lose it, mix
+// it with those of the ranks that it killed, or put a crash of MPI_Finalize in its place.
 void launch_tell(int code);
 // EVALUE if one of the environment variables that parallel/ reads has a value that means nothing.
 Status launch_environment(void);

@@ -102,7 +102,7 @@ Status comm_transport_open(const Launch *launch, const CommTransport **out) {
 void launch_tell(int code) {
   const char *path = getenv("RILLE_LAUNCH");
   unsigned char byte = (unsigned char)code;
-  int file = path && byte ? open(path, O_WRONLY | O_APPEND | O_CLOEXEC) : -1;
+  int file = path ? open(path, O_WRONLY | O_APPEND | O_CLOEXEC) : -1;
   if (file < 0) return;
   if (write(file, &byte, 1) != 1) byte = 0; // then the launcher's word must do
   close(file);

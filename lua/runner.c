@@ -42,9 +42,24 @@ static void add_paths(lua_State *L, const char *program) {
   lua_pop(L, 2);
 }
 
-// print of every rank but the first says nothing.
-static int print_nothing(lua_State *L) {
-  (void)L;
+// print under a launcher: of the first rank alone, a line at once, since a launcher that reads a
+// part of it puts other ranks' lines between.
+static int print_line(lua_State *L) {
+  luaL_Buffer line;
+  int n = lua_gettop(L);
+  if (runner_rille(L)->rank > 0) return 0;
+  luaL_buffinit(L, &line);
+  for (int i = 1; i <= n; i++) {
+    if (i > 1) luaL_addchar(&line, '\t');
+    luaL_tolstring(L, i, NULL);
+    luaL_addvalue(&line);
+  }
+  luaL_addchar(&line, '\n');
+  luaL_pushresult(&line);
+  size_t length;
+  const char *text = lua_tolstring(L, -1, &length);
+  fwrite(text, 1, length, stdout);
+  fflush(stdout);
   return 0;
 }
 
@@ -56,8 +71,8 @@ lua_State *runner_new(const char *program) {
   add_paths(L, program);
   luaL_requiref(L, "rille", luaopen_rille, 0);
   lua_pop(L, 1);
-  if (runner_rille(L)->rank > 0) {
-    lua_pushcfunction(L, print_nothing);
+  if (runner_rille(L)->world > 1) {
+    lua_pushcfunction(L, print_line);
     lua_setglobal(L, "print");
   }
   return L;

@@ -65,7 +65,9 @@ for impl in $impls; do
   one 'out of memory' 1 "${begin}out of memory: 4.0 TiB more" memory
   one 'a rank that exits early' 1 "${waits}rank 1 has left the script with exit code 0" exit
   one 'a script that ends early on one rank' 1 "${waits}rank 1 has left the script" end
+  export ASAN_OPTIONS="$checked:handle_segv=0" # else the sanitizer reports it in our place
   one 'a crash' 139 '^rille: (a rank|rank 1) .*was killed by signal 11' crash
+  choose "$RILLE_MPI"
   job "$on ranks that do not run the same steps" 1 'a message from rank . has not the' \
     "$rille" -n 3 "$work/one.lua" size
   job "$on errors on all ranks, in other words" 1 'the cause of rank' "$rille" -n 3 "$work/one.lua" errors

@@ -66,7 +66,7 @@ int main(void) {
   if (status != ST_OK) fprintf(stderr, "pipeline: %s\n", status_message());
   if (status != ST_OK && world) comm_fatal(world, 1);
   sched_heap_close(&arena);
-  comm_world_close(world);
   ctx_delete(ctx);
+  comm_world_close(world);
   return status != ST_OK;
 }

@@ -240,8 +240,8 @@ typedef struct GatherBox {
   int64_t cell;
 } GatherBox;
 
-// group:all_gather_start(s, cell) -> an object whose wait() gives what all_gather gives; strings of
-// more than `cell` bytes cost a second round.
+// group:all_gather_start(s, cell) -> an object whose wait(together) gives what all_gather gives;
+// strings of more than `cell` bytes cost a second round, for which all ranks must wait together.
 static int group_all_gather_start(lua_State *L) {
   Rille *r = binding_of(L);
   Comm *comm = self_comm(L, r);
@@ -284,6 +284,10 @@ static int gather_wait(lua_State *L) {
     memcpy(&n, box->cells + box->cell * i, sizeof n);
     fits = fits && n + (int64_t)sizeof n <= box->cell;
   }
+  if (!fits && !lua_toboolean(L, 2))
+    raise_value(L, r,
+                "what the ranks say of a step takes a second round, and not all ranks are here"
+                "\nread a result after the next step, as the progress line does");
   lua_getiuservalue(L, 1, 1);
   if (!fits) {
     lua_rawgeti(L, -1, 2), lua_getfield(L, -1, "all_gather"), lua_insert(L, -2);

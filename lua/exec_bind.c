@@ -44,7 +44,9 @@ static void push_port(lua_State *L, Rille *r, const Port *port, bool is_forward)
   lua_createtable(L, n, 2);
   for (int i = 0; i < n; i++) {
     Tensor *value = parcel->value[i];
-    if (!value) {
+    if (!value && is_forward) { // a stage may give nil
+      lua_pushnil(L);
+    } else if (!value) {
       lua_pushboolean(L, 0);
     } else {
       if (is_forward) {
@@ -80,11 +82,15 @@ static void read_port(lua_State *L, Rille *r, Port *port) {
   for (int i = 0; i < n; i++) {
     lua_rawgeti(L, -1, i + 1);
     Tensor *t = tensor_at(L, r, -1);
+    parcel->n = i + 1;
+    if (lua_isnil(L, -1)) {
+      lua_pop(L, 1);
+      continue;
+    }
     if (!t)
       raise_value(L, r, "a stage gave a %s to the next one: only tensors go from stage to stage",
                   luaL_typename(L, -1));
     check_status(L, r, tensor_detach(r->ctx, t, &parcel->value[i]));
-    parcel->n = i + 1;
     parcel->wants_grad[i] = t->requires_grad && r->ctx->grad_enabled;
     lua_pop(L, 1);
   }
@@ -260,24 +266,25 @@ static int exec_gc(lua_State *L) {
   return 0;
 }
 
-static int run(lua_State *L, Rille *r, ExecBox *box, int mbs) {
+static int run(lua_State *L, Rille *r, ExecBox *box, bool is_forward, int mbs) {
   box->L = L;
   lua_getiuservalue(L, 1, 1);
   box->callbacks = lua_gettop(L);
-  Status status = mbs > 0 ? exec_forward(box->exec, mbs) : exec_run(box->exec);
+  Status status = is_forward ? exec_forward(box->exec, mbs) : exec_run(box->exec);
   if (status != ST_OK) return raise_status(L, r, status, NULL, 0);
   return 0;
 }
 
 static int exec_bind_run(lua_State *L) {
   Rille *r = binding_of(L);
-  return run(L, r, box_check(L, r, 1, EXEC), 0);
+  return run(L, r, box_check(L, r, 1, EXEC), false, 0);
 }
 
 // forward(mbs): forward passes alone.
 static int exec_bind_forward(lua_State *L) {
   Rille *r = binding_of(L);
-  return run(L, r, box_check(L, r, 1, EXEC), (int)integer_check(L, r, 2, "forward: microbatches"));
+  return run(L, r, box_check(L, r, 1, EXEC), true,
+             (int)integer_check(L, r, 2, "forward: microbatches"));
 }
 
 // spans(): of the latest run, as one string of doubles {start, end, waited, from, sent, arrived}

@@ -37,6 +37,7 @@ struct Exec {
   ExecSpan *span;     // [row->count]
   const Action *now;
   bool has_failed; // a run ended with an error
+  bool is_running;
 };
 
 // ---- messages and where they are kept
@@ -186,6 +187,14 @@ done:
   return status;
 }
 
+static Status run_wgrad(Exec *exec, Action action, ExecSpan *span) {
+  span->start = comm_clock();
+  TRY(exec->ops.wgrad(exec->user, action.stage, action.mb));
+  span->end = comm_clock();
+  slow_down(span);
+  return ST_OK;
+}
+
 static Status send(Exec *exec, Action action) {
   Parcel **box = box_of_action(exec, action), *parcel = *box;
   assert(parcel);
@@ -199,7 +208,7 @@ static Status run_action(Exec *exec, Action action, ExecSpan *span) {
   case ACTION_F:
   case ACTION_I:
   case ACTION_B: return run_stage(exec, action, span);
-  case ACTION_W: return ops->wgrad(exec->user, action.stage, action.mb);
+  case ACTION_W: return run_wgrad(exec, action, span);
   case ACTION_SEND_F:
   case ACTION_SEND_B: return send(exec, action);
   case ACTION_REDUCE_GRAD:
@@ -295,11 +304,16 @@ static Status recover(Exec *exec) {
 }
 
 static Status run_polled(Exec *exec, int forward_mbs) {
+  if (exec->is_running)
+    return fail_hint(fail(ST_ESTATE, "a pass of this pipeline is running"),
+                     "step, evaluate and predict cannot be called from within a unit");
   TRY(recover(exec));
+  exec->is_running = true;
   exec->comm->on_poll = on_poll;
   exec->comm->poll_user = exec;
   Status status = run(exec, forward_mbs);
   exec->comm->on_poll = NULL;
+  exec->is_running = false;
   exec->has_failed = status != ST_OK;
   return status;
 }

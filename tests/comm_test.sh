@@ -31,6 +31,7 @@ for impl in $impls; do
   ranks "$impl" env RILLE_FAKE_LINK=20 "$start" -n 2 "$build/ranks" link 20
   ranks "$impl" env RILLE_FAKE_SLOW=0:1,1:2.5 "$start" -n 2 "$build/ranks" slow 2.5
   ranks "$impl" env RILLE_FAKE_NODE=rank%2 "$start" -n 4 "$build/ranks" node
-  ranks "$impl" "$start" -n 2 "$build/ranks" wrong-size
+  # What an error leaves under way stays with the transport.
+  ranks "$impl" env ASAN_OPTIONS="$checked:detect_leaks=0" "$start" -n 2 "$build/ranks" wrong-size
 done
 exit $failed

@@ -101,6 +101,80 @@ check.test("without clipping results come later, and are the same on every rank"
   check.ok(results[4].loss < results[1].loss)
 end)
 
+check.test("losses that one stage alone adds, many a step, without clipping", function()
+  local model, added = chain(6), 40
+  model:on("0", function(_, out)
+    for i = 1, added do rille.add_loss("l" .. i, out:square():mean(), 0.01) end
+  end)
+  local function losses(parallel, steps)
+    local t, out = trainer(parallel, { model = model, batch = { global = 8, micro = 1 } }), {}
+    for step, given in t:steps({ batch = function() return data end }, steps) do
+      out[step] = t:step(given)
+    end
+    return out
+  end
+  local results = losses({ pp = 2 }, 3)
+  check.ok(results[3].loss == results[3].loss and results[3].losses.l40 ~= nil)
+end)
+
+check.test("NaN without clipping: the step and module where it arose, on all ranks", function()
+  for _, parallel in ipairs { { pp = 2 }, { dp = 2 } } do
+    local model = chain(6)
+    local t = trainer(parallel, { model = model })
+    model:on("4", function(_, out)
+      if core.place().step == 3 then return out * (0 / 0) end
+    end)
+    local ok, failure = pcall(function()
+      for _, given in t:steps({ batch = function() return data end }, 6) do t:step(given) end
+    end)
+    check.equal(ok, false)
+    check.ok(tostring(failure):find("^step 3: the loss is nan"))
+    check.ok(tostring(failure):find("is that of 4 (Linear), microbatch 0", 1, true))
+    check.equal(failure.code, 3)
+  end
+end)
+
+check.test("ranks that would train other things are refused at once", function()
+  local function other(what) return rank == 1 and what or nil end
+  check.raises(function() trainer({ dp = 2 }, { optimizer = { "sgd", lr = 0.1 + rank } }) end,
+    "option optimizer lr")
+  check.raises(function() trainer({ dp = 2 }, { recompute = other(true) }) end, "option recompute")
+  check.raises(function()
+    local t = trainer { dp = 2 }
+    if rank == 1 then rille.no_grad(function() t.model:get("0.weight"):zero_() end) end
+    t:step(batch())
+  end, "weights of fingerprint")
+  check.raises(function()
+    local x = rank == 1 and data[1] + 1 or data[1]
+    trainer({ pp = 2 }):step { x, data[2] }
+  end, "a first sample of digest")
+end)
+
+check.test("a pass cannot be begun within a pass; batches of another size are refused", function()
+  local t = trainer { dp = 2 }
+  t.model:on("0", function() t:predict(data[1]) end)
+  check.raises(function() t:step(batch()) end, "cannot be called from within a unit")
+  local pipe = rille.Pipeline { model = chain(2), loss = nn.mse, batch = { global = 8, micro = 2 } }
+  pipe:optimizer { "sgd", lr = 0.1 }
+  check.raises(function() pipe:step { data[1]:slice(0, 0, 4), data[2]:slice(0, 0, 4) } end,
+    "the batch has 4 samples, batch.global is 8")
+end)
+
+check.test("nil among what a unit gives goes to the next stage like in one process", function()
+  local Give, Take = nn.class "Give", nn.class "Take"
+  function Give:init() self.linear = nn.Linear { 6, 6 } end
+  function Give:forward(x) return self.linear(x), nil, x, nil end
+  function Take:init() self.linear = nn.Linear { 6, 6 } end
+  function Take:forward(h, none, x, ...)
+    assert(none == nil and select("#", ...) == 1)
+    return self.linear(h + x)
+  end
+  local function loss(parallel)
+    return trainer(parallel, { model = nn.Sequential { Give(), Take() } }):step(batch()).loss
+  end
+  check.equal(loss { pp = 2 }, loss { comm = core.comm_world():split(rank, 0) })
+end)
+
 check.test("a timeline: promise and measurement, as an SVG and as text", function()
   local t = trainer { pp = 2, pipeline = "zb-h1" }
   for _ = 1, 2 do t:step(batch()) end

@@ -32,8 +32,23 @@ local function positive(name, value, default)
   return value
 end
 
+-- Options as lines, in a fixed order.
+local function add_lines(lines, prefix, value)
+  if type(value) ~= "table" then
+    local is_plain = type(value) == "number" or type(value) == "string" or type(value) == "boolean"
+    if is_plain then table.insert(lines, ("%s %s"):format(prefix, value)) end
+    return
+  end
+  local keys = {}
+  for key in pairs(value) do table.insert(keys, key) end
+  table.sort(keys, function(a, b) return tostring(a) < tostring(b) end)
+  for _, key in ipairs(keys) do
+    add_lines(lines, type(key) == "number" and prefix or (prefix .. " " .. key), value[key])
+  end
+end
+
 -- What all ranks must have in common before the first message, as lines.
-local function common_lines(model, parallel, n_global, micro)
+local function common_lines(model, parallel, n_global, micro, alike)
   local script = rawget(_G, "arg") and arg[0] or "?"
   local file = io.open(script, "rb")
   local lines = {
@@ -50,6 +65,7 @@ local function common_lines(model, parallel, n_global, micro)
       table.insert(lines, ("parallel.%s %s"):format(name, value))
     end
   end
+  add_lines(lines, "option", alike or {})
   for _, entry in ipairs(model:named_parameters()) do
     table.insert(lines, ("%s %s[%s]"):format(entry[1], entry[2]:dtype(),
       table.concat({ entry[2]:shape() }, ", ")))
@@ -258,20 +274,22 @@ local function hold(self)
 end
 
 --- How `model` lies on the ranks. parallel: as of the Trainer; n_global, micro: samples a step, a
---- microbatch; example and loss: a batch to measure units on, and what ends the last one.
+--- microbatch; example and loss: a batch to measure units on, and what ends the last one; alike:
+--- further options that are the same on all ranks.
 ---@return rille.Layout
-function layout.new(model, parallel, n_global, micro, example, loss)
+function layout.new(model, parallel, n_global, micro, example, loss, alike)
   parallel = record.layout(parallel or {})
   known("Trainer: parallel", parallel, parallel_names)
   local self = setmetatable({ model = model }, Layout)
   local comm = parallel.comm or core.comm_world()
-  if comm:size() > 1 then comm:agree(common_lines(model, parallel, n_global, micro)) end
+  if comm:size() > 1 then comm:agree(common_lines(model, parallel, n_global, micro, alike)) end
   self.mesh = make_mesh(comm, parallel)
   self.pp, self.dp = self.mesh:size("pp"), self.mesh:size("dp")
   if n_global < self.dp then
     fail("batch.global = %d samples cannot feed dp = %d replicas: give each at least one", n_global,
       self.dp)
   end
+  self.n_global = n_global
   self.bucket = positive("bucket", parallel.bucket, 4 << 20) -- bytes of a reduction
   self.stages_per_rank = positive("stages_per_rank", parallel.stages_per_rank, nil)
   self.units = units_of(model, self.pp)

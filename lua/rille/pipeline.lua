@@ -46,7 +46,7 @@ end
 function Pipeline:scale_in_advance()
   local now, loss = self.now, self.loss
   if targets.is_sum(loss) then return 1 end
-  if type(loss) ~= "table" or not loss.count or #now.added > 0 then return nil end
+  if type(loss) ~= "table" or not loss.count then return nil end
   local y = now.batch[2]
   if not y then return nil end
   local count = targets.count(self)
@@ -55,18 +55,19 @@ end
 
 --- Starts telling all ranks what the step gave: wait() of the result returns loss, count, slots,
 --- norms, added losses by name, stop (the name of a signal that a rank got). norms: as
---- Optimizer:norms() gives them.
----@return {wait: fun(): table}
+--- Optimizer:norms() gives them. wait(true) where all ranks wait now: long parts then take a second
+--- round.
+---@return {wait: fun(together: boolean): table}
 function Pipeline:report(norms)
   local mine, n_samples, sums = my_sums(self, norms), self.now.samples, nil
   local l = self.layout
   local gather = self.all:size() > 1
     and self.all:all_gather_start(report.pack(mine), report.size(#self.layout.params))
-  local function wait()
+  local function wait(together)
     if sums then return sums end
     local parts = { mine }
     if gather then
-      parts = gather:wait()
+      parts = gather:wait(together)
       for r, text in ipairs(parts) do parts[r] = report.unpack(text) end
     end
     sums = report.combine(parts, n_samples, function(r) return l.mesh:at("dp", r - 1) end)
@@ -173,6 +174,27 @@ function Pipeline:timeline()
   return self.layout.sched:compare(spans, self.spans_clocks)
 end
 
+--- The fingerprint, on which all ranks agree; an error where replicas have drifted apart.
+function Pipeline:common_fingerprint()
+  local value = self:fingerprint()
+  if self.all:size() > 1 then self.all:agree { "weights of fingerprint " .. value } end
+  return value
+end
+
+-- Before the first step: all ranks have the same weights (a pipeline's together) and see the same
+-- data.
+local function agree_at_start(self, batch)
+  self.has_agreed = true
+  if self.all:size() == 1 then return end
+  local digest = 0
+  for k = 1, 2 do
+    local part = targets.rows(batch, k, 0, 1)
+    if part then digest = core.digest(part:contiguous(), digest) end
+  end
+  self.all:agree { "weights of fingerprint " .. self:fingerprint(),
+    ("a first sample of digest %016x"):format(digest) }
+end
+
 --- Forward and backward of a global batch: gradients are summed over microbatches and ranks, to be
 --- multiplied by slots / count (a summed loss: as they are), which report() knows. at: the global
 --- index of the batch's first sample.
@@ -188,6 +210,7 @@ function Pipeline:forward_backward(batch, at)
     fail("an earlier step failed on this rank, and the error was caught: other ranks wait in that "
       .. "step\n  hint: let the error end the run")
   end
+  if not self.has_agreed then agree_at_start(self, batch) end
   self.is_broken = true
   self.exec:run()
   gather_spans(self)
@@ -205,12 +228,16 @@ function Pipeline:step(batch)
     fail("Pipeline:step: make the optimizer first, pipe:optimizer{\"adamw\", ...}: it lays the "
       .. "gradients out")
   end
+  if targets.samples(batch) ~= self.layout.n_global then
+    fail("Pipeline:step: the batch has %d samples, batch.global is %d", targets.samples(batch),
+      self.layout.n_global)
+  end
   self.steps_taken = (self.steps_taken or 0) + 1
   core.begin_step(self.steps_taken)
   self.own_optimizer:zero_grad()
   self:forward_backward(batch, self.samples_seen or 0)
   self.samples_seen = (self.samples_seen or 0) + targets.samples(batch)
-  local sums = self:report(self.own_optimizer:norms()).wait()
+  local sums = self:report(self.own_optimizer:norms()).wait(true)
   core.end_step()
   local loss, scale = targets.finish(self.loss, sums)
   return { loss = loss, count = sums.count, losses = sums.added, norms = sums.norms,
@@ -307,8 +334,11 @@ local function find_nonfinite(self)
             and place.unit >= found.unit)
           if is_later or not rille.is_tensor(out) then return end
           if rille.no_grad(function() return out:isfinite():all():item() end) then return end
-          found = { mb = place.microbatch, unit = place.unit, words = ("%s (%s), microbatch %d")
-            :format(m._path == "" and "the model" or m._path, m._class, place.microbatch) }
+          local of = l.dp > 1 and (" of replica %d"):format(l.mesh:at("dp")) or ""
+          found = {
+            mb = place.microbatch, unit = place.unit, words = ("%s (%s), microbatch %d%s")
+            :format(m._path == "" and "the model" or m._path, m._class, place.microbatch, of),
+          }
         end))
       end
     end
@@ -420,7 +450,9 @@ local function new(l, options)
   return self
 end
 
-local option_names = { "batch", "example", "loss", "model", "parallel", "recompute", "seed" }
+local option_names = {
+  "alike", "batch", "example", "loss", "model", "parallel", "recompute", "seed",
+}
 
 --- The pieces of a Trainer for a loop of one's own, under every layout:
 ---
@@ -442,7 +474,7 @@ function pipeline.Pipeline(options)
   local global, micro = trainer_options.batch(options.batch)
   if options.seed then rille.manual_seed(options.seed) end
   return new(layouts.new(options.model, options.parallel, global, micro, options.example,
-    options.loss), options)
+    options.loss, { recompute = options.recompute, options.alike }), options)
 end
 
 return pipeline

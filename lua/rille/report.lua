@@ -76,7 +76,7 @@ function report.combine(parts, n_samples, replica_of)
   return sums
 end
 
---- Bytes that a part with this many norms has at most, added losses aside.
-function report.size(n_norms) return 256 + NORM:packsize() * n_norms end
+--- Bytes that a part with this many norms has at most, with room for some added losses.
+function report.size(n_norms) return 4096 + NORM:packsize() * n_norms end
 
 return report

@@ -166,7 +166,7 @@ local function roots_of(self, live, douts, piece)
   for k = #live.outs, 1, -1 do
     for i = 1, live.outs[k].n do
       local out, dout = live.outs[k][i], douts[k] and douts[k][i]
-      if dout and out:requires_grad() then add(out, dout) end
+      if dout and out and out:requires_grad() then add(out, dout) end
     end
   end
   for _, added in ipairs(live.added) do

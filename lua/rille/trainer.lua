@@ -46,6 +46,7 @@ function Trainer.new(options)
   self.pipeline = pipeline.Pipeline {
     model = self.model, loss = self.loss, batch = options.batch, parallel = options.parallel,
     recompute = self.recompute, example = options.example,
+    alike = { optimizer = options.optimizer, nonfinite = self.nonfinite },
   }
   self.layout = self.pipeline.layout
   self.optimizer = self.pipeline:optimizer(options.optimizer)
@@ -72,14 +73,17 @@ local function check_data(where, batch)
   end
 end
 
-local function explain_nonfinite(self, batch, what, value)
-  local where = self.pipeline:first_nonfinite(batch, self.samples_seen)
+-- together: all ranks are here, so that they can run the step's forward passes again.
+local function explain_nonfinite(self, r, what, value, together)
+  core.begin_step(r.step)
+  local where = together and self.pipeline:first_nonfinite(r.batch, r.at)
   local shown = value ~= value and "nan" or value > 0 and "inf" or "-inf"
   return ("step %d: %s is %s\n  %s\n"
     .. "  hint: a lower learning rate, more warm-up, or nonfinite = \"skip\""):format(
-    self.step_count + 1, what, shown, where and "the first output that is not finite is that of "
-      .. where
-    or "all outputs of the forward pass are finite: it arose in the loss or in backward")
+    r.step, what, shown, where and "the first output that is not finite is that of " .. where
+    or together and "all outputs of the forward pass are finite: it arose in the loss or in "
+      .. "backward"
+    or "which module it came from is said where no rank reads a result before its next step")
 end
 
 --- One training step on a global batch: {inputs, targets}, each a tensor or an object with
@@ -95,6 +99,9 @@ function Trainer:step(batch)
   core.begin_step(step)
   self.optimizer:zero_grad()
   self.pipeline:forward_backward(batch, self.samples_seen)
+  if self.pending and self.pending.complete then self.pending.complete(true) end
+  self.pending = nil
+  core.begin_step(step)
   return self:update(batch, step)
 end
 
@@ -105,7 +112,7 @@ local told = { loss = true, grad_norm = true, count = true, losses = true, skipp
 function Pending.__index(r, key)
   local complete = told[key] and rawget(r, "complete")
   if not complete then return nil end
-  complete()
+  complete(false)
   return rawget(r, key)
 end
 
@@ -128,32 +135,48 @@ local function check_sums(self, sums, step, scale)
 end
 
 -- The update with everything known: scale, check, clip.
-local function update_when_told(self, batch, r, sums)
+local function update_when_told(self, r, sums)
   local skip = self.nonfinite == "skip"
   check_sums(self, sums, r.step)
   local loss, scale = targets.finish(self.loss, sums)
   r.loss, r.count, r.losses, r.stop = loss, sums.count, sums.added, sums.stop
-  if r.loss - r.loss ~= 0 and not skip then self:stop_nonfinite(batch, "the loss", r.loss) end
+  if r.loss - r.loss ~= 0 and not skip then
+    self:stop_nonfinite(r, "the loss", r.loss, true)
+  end
   local norm, lr, finite = self.optimizer:step(scale, self.total, true, sums.norms)
-  if not finite and not skip then self:stop_nonfinite(batch, "the gradient norm", norm) end
+  if not finite and not skip then self:stop_nonfinite(r, "the gradient norm", norm, true) end
   r.grad_norm, r.lr, r.skipped = norm, lr, not finite
 end
 
--- The update at once, by what this rank knows; the rest of r comes when the others have told.
-local function update_in_advance(self, batch, r, report, scale)
-  r.lr = self.optimizer:apply(scale, self.total)
+local function all_finite(norms)
+  for _, norm in ipairs(norms) do
+    if norm[2] - norm[2] ~= 0 then return false end
+  end
+  return true
+end
+
+-- The update at once, by what this rank knows; the rest of r comes when the others have told. What
+-- is not finite is not applied: from a loss that is not finite every gradient is not, so all ranks
+-- keep the weights that made it.
+local function update_in_advance(self, r, norms, report, scale)
+  if all_finite(norms) then
+    r.lr = self.optimizer:apply(scale, self.total)
+  else
+    r.lr = self.optimizer:lr(self.optimizer.steps_done + 1, self.total)
+  end
   r.skipped = false
-  r.complete = function()
+  r.complete = function(together)
     r.complete = nil
-    local sums = report.wait()
+    local sums = report.wait(together)
     check_sums(self, sums, r.step, scale)
     r.loss, r.count, r.losses = (targets.finish(self.loss, sums)), sums.count, sums.added
     r.stop = sums.stop
     r.grad_norm = self.optimizer:norm_of(sums.norms) * scale
-    if r.loss - r.loss ~= 0 then self:stop_nonfinite(batch, "the loss", r.loss) end
+    if r.loss - r.loss ~= 0 then self:stop_nonfinite(r, "the loss", r.loss, together) end
     if r.grad_norm - r.grad_norm ~= 0 then
-      self:stop_nonfinite(batch, "the gradient norm", r.grad_norm)
+      self:stop_nonfinite(r, "the gradient norm", r.grad_norm, together)
     end
+    r.batch = nil
   end
   setmetatable(r, Pending)
   self.pending = r
@@ -162,20 +185,19 @@ end
 -- The second half of a step. Without clipping nothing in the update needs another rank's word, so
 -- none is waited for: a rank goes on to its next step while others still run backward.
 function Trainer:update(batch, step)
-  if self.pending and self.pending.complete then self.pending.complete() end
-  self.pending = nil
-  local slots = self.pipeline.now.slots
-  local r = { step = step, tokens = slots }
-  local report = self.pipeline:report(self.optimizer:norms())
+  local norms = self.optimizer:norms()
+  local r = { step = step, tokens = self.pipeline.now.slots, batch = batch, at = self.samples_seen }
+  local report = self.pipeline:report(norms)
   local alone = self.layout.mesh:all():size() == 1 or self.pipeline.recorder
   local scale = not alone and not self.optimizer.clip and self.nonfinite == "stop"
     and self.step_count > 0 and self.pipeline:scale_in_advance()
   if scale then
-    update_in_advance(self, batch, r, report, scale)
+    update_in_advance(self, r, norms, report, scale)
   else
-    local sums = report.wait()
+    local sums = report.wait(true)
     r.tokens = sums.slots
-    update_when_told(self, batch, r, sums)
+    update_when_told(self, r, sums)
+    r.batch = nil
   end
   self.step_count = step
   self.samples_seen = self.samples_seen + targets.samples(batch)
@@ -186,8 +208,8 @@ function Trainer:update(batch, step)
   return r
 end
 
-function Trainer:stop_nonfinite(batch, what, value)
-  local words = explain_nonfinite(self, batch, what, value)
+function Trainer:stop_nonfinite(r, what, value, together)
+  local words = explain_nonfinite(self, r, what, value, together)
   core.end_step()
   error(setmetatable({ code = 3, words = words }, {
     __tostring = function(e) return e.words end,
@@ -234,6 +256,7 @@ end
 -- Metrics, checkpoint and requests to stop for a step that was run: {r =, seconds =, data =}.
 local function after_step(self, metrics, run)
   local r, is_latest = run.r, run.r.step == self.step_count
+  if r.complete then r.complete(true) end
   local record = {
     step = r.step, loss = r.loss, grad_norm = r.grad_norm, lr = r.lr, tokens = r.tokens,
     seconds = run.seconds, data_seconds = run.data, memory = core.memory(),
@@ -241,7 +264,7 @@ local function after_step(self, metrics, run)
     extra = { losses = next(r.losses) and r.losses or nil, skipped = r.skipped or nil },
   }
   if is_latest and self.fingerprint_every > 0 and r.step % self.fingerprint_every == 0 then
-    record.extra.fingerprint = self:fingerprint()
+    record.extra.fingerprint = self.pipeline:common_fingerprint()
   end
   metrics:step(record)
   local alone = self.layout.mesh:all():size() == 1

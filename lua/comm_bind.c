@@ -502,6 +502,13 @@ static int doing(lua_State *L) {
   return 0;
 }
 
+// give_up(words): reports them as the cause and ends the job; in a world of one an error.
+static int give_up(lua_State *L) {
+  const char *words = luaL_checkstring(L, 1);
+  comm_fatal_words(words, 1);
+  return luaL_error(L, "%s", words);
+}
+
 static int coordinates(lua_State *L) {
   comm_coordinates(luaL_checkstring(L, 1));
   return 0;
@@ -539,6 +546,7 @@ static const luaL_Reg functions[] = {
     {"mesh", mesh_new_},
     {"doing", doing},
     {"coordinates", coordinates},
+    {"give_up", give_up},
     {"stall_timeout", stall_timeout},
     {NULL, NULL},
 };

@@ -194,15 +194,4 @@ check.test("a timeline: promise and measurement, as an SVG and as text", functio
   end
 end)
 
-check.test("an error that was caught: the next step says that the run is over", function()
-  local t = trainer { dp = 2 } -- both fail
-  local bad = true
-  for _, module in ipairs(t.model:modules()) do
-    module:on("", function() if bad then error("broken", 0) end end)
-  end
-  check.raises(function() t:step(batch()) end, "broken")
-  bad = false
-  check.raises(function() t:step(batch()) end, "let the error end the run")
-end)
-
 check.done()

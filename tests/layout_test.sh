@@ -43,6 +43,24 @@ if [ "$said" = equal ]; then echo 'ok replicas with another number of microbatch
   echo "not ok replicas with another number of microbatches reduce in one order: $said"
 fi
 
+cat >"$work/caught.lua" <<'LUA'
+local rille = require "rille"
+local nn = rille.nn
+local model = nn.Sequential { nn.Linear { 4, 4 }, nn.Linear { 4, 4 } }
+model:on("0", function() if rille.core.place().step == 2 then error("broken", 0) end end)
+local trainer = rille.Trainer { model = model, loss = nn.mse, optimizer = "sgd",
+  batch = { 4, 2 }, parallel = { pp = 2 } }
+local x = rille.randn(4, 4)
+while true do pcall(trainer.step, trainer, { x, x }) end
+LUA
+code=0
+said=$(timeout 60 "$rille" -n 2 "$work/caught.lua" 2>&1) || code=$?
+if [ "$code" -eq 1 ] && echo "$said" | grep -q 'let the error end the run'; then
+  echo 'ok a loop that catches the error of a step is ended'
+else
+  echo "not ok a loop that catches the error of a step is ended: exit code $code, $said"
+fi
+
 cat >"$work/slow.lua" <<'LUA'
 local rille = require "rille"
 local nn = rille.nn

@@ -207,8 +207,8 @@ function Pipeline:forward_backward(batch, at)
   for _, stage in ipairs(l.local_stages) do self.live[stage], self.left[stage] = {}, l.m end
   nn.staged_updates = {}
   if self.is_broken and self.all:size() > 1 then
-    fail("an earlier step failed on this rank, and the error was caught: other ranks wait in that "
-      .. "step\n  hint: let the error end the run")
+    core.give_up("an earlier step failed on this rank, and the error was caught: other ranks wait "
+      .. "in that step\n    hint: let the error end the run")
   end
   if not self.has_agreed then agree_at_start(self, batch) end
   self.is_broken = true

@@ -1,6 +1,7 @@
 // comm_bind - groups of ranks and meshes as scripts and the library see them.
 #include "lua/comm_bind.h"
 
+#include "ops/ops.h"
 #include "parallel/comm.h"
 #include "parallel/mesh.h"
 
@@ -489,10 +490,20 @@ static int mesh_describe_(lua_State *L) {
   return 1;
 }
 
+// mesh:warnings() -> what is unfortunate about where the ranks are, in lines; "" if nothing is. All
+// ranks call it.
+static int mesh_warnings_(lua_State *L) {
+  Rille *r = binding_of(L);
+  char words[2048];
+  check_status(L, r, mesh_warnings(self_mesh(L, r), ops_cpu().n_threads, words, sizeof words));
+  lua_pushstring(L, words);
+  return 1;
+}
+
 static const luaL_Reg mesh_methods[] = {
-    {"rank", mesh_rank_},  {"at", mesh_at_},  {"size", mesh_size},
-    {"group", mesh_group}, {"all", mesh_all}, {"describe", mesh_describe_},
-    {NULL, NULL},
+    {"rank", mesh_rank_},         {"at", mesh_at_},  {"size", mesh_size},
+    {"group", mesh_group},        {"all", mesh_all}, {"describe", mesh_describe_},
+    {"warnings", mesh_warnings_}, {NULL, NULL},
 };
 
 // ---- what a script does in the world

@@ -312,7 +312,12 @@ function Trainer:steps(loader, n)
     layout = self.layout:summary(),
   }
   self.metrics = metrics
-  if self.log > 0 and self.layout.mesh:all():size() > 1 then metrics:say(self.layout:describe()) end
+  local mesh = self.layout.mesh
+  if mesh:all():size() > 1 then
+    local warnings = mesh:warnings()
+    if self.log > 0 then metrics:say(self.layout:describe()) end
+    if warnings ~= "" then metrics:say((warnings:gsub("\n$", ""))) end
+  end
   if self.step_count >= n and self.step_count > 0 then
     metrics:say(("%s is at step %d; nothing left to do of %d"):format(
       self.resumed and "the checkpoint" or "the training", self.step_count, n))

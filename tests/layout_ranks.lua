@@ -44,6 +44,18 @@ check.test("splits: uniform, by parameters, by time, a list with an empty stage"
   check.equal(listed:fingerprint(), one:fingerprint())
 end)
 
+check.test("a split by time keeps within the ranks' shares of a node's memory", function()
+  local memory, one = core.memory, 16 * (6 * 6 + 6) -- bytes of a unit's weights and optimizer
+  local function with_limit(bytes)
+    core.memory = function() return { limit = bytes } end
+    local _ <close> = setmetatable({}, { __close = function() core.memory = memory end })
+    return trainer({ pp = 2, split = "time" }, { example = batch() }).layout.split.figures.bytes
+  end
+  local bytes = with_limit(1 << 30)
+  check.ok(bytes > 3 * one)
+  check.raises(function() with_limit(2 * 3 * one) end, "no split keeps every rank within")
+end)
+
 check.test("wrong splits are refused with the split and the user's words", function()
   check.raises(function() trainer { pp = 2, split = { 3, 2 } } end, "5 units")
   check.raises(function() trainer { pp = 2, split = "tme" } end, "did you mean \"time\"")

@@ -26,14 +26,17 @@ says() {
 cat >"$work/net.lua" <<'LUA'
 local rille = require "rille"
 local nn = rille.nn
-local o = rille.options { { "wrong", "", "which unit is wrong on ranks other than 0" } }
+local o = rille.options { { "wrong", "", "which unit is wrong on ranks other than 0" },
+  { "from", 1, "and from which step on" } }
+print(arg[0])
 local Unit = nn.class "Unit"
 function Unit:init(name)
   self.name, self.linear, self.drop = name, nn.Linear { 6, 6, act = "gelu" }, nn.Dropout(0.1)
 end
 function Unit:forward(x)
   local y = x + self.drop(self.linear(x))
-  return o.wrong == self.name and rille.core.rank > 0 and y * 1.5 or y
+  local is_wrong = o.wrong == self.name and rille.core.rank > 0
+  return is_wrong and rille.core.place().step >= o.from and y * 1.5 or y
 end
 local model = nn.Sequential { Unit "a", Unit "b", Unit "c", Unit "d" }
 local trainer = rille.Trainer { model = model, loss = nn.mse, seed = 1, log = 0,
@@ -45,19 +48,89 @@ LUA
 
 says 'pp 1 and pp 2 with zbv: equal bit for bit' 0 'equal bit for bit: 2 steps, [0-9]+ values' \
   "$rille" verify "$work/net.lua" --a 'pp=1' --b 'pp=2 pipeline=zbv' --steps 2
-says 'dp 2: equal to rounding, and says why not more' 0 'equal to rounding: gradients of the first step differ by at most .*allowed 1e-06
+says 'dp 2: equal to rounding, and says why not more' 0 'equal to rounding: 3 steps, 24 gradients and the losses
+step 1: gradients differ by at most .*allowed 1e-06
+step 3: gradients differ by at most .*allowed 2e-05
 replicas add in another order' \
   "$rille" verify "$work/net.lua" --a 'pp=1' --b 'pp=2 dp=2'
+says 'dp 2, wrong from step 2 on: found' 1 'NOT equal to rounding
+step 1: .*losses by [^ ]* \(allowed 3e-06\)$
+step 2: .*NOT equal$' \
+  "$rille" verify "$work/net.lua" --a 'dp=1' --b 'dp=2' --wrong c --from 2
+cp README.md "$work/text.md"
+says 'dp 2 under both layouts: equal bit for bit while gradients are reduced' 0 'equal bit for bit: 3 steps' \
+  "$rille" verify scripts/train_gpt.lua --a dp=2 --b 'dp=2' --text "$work/text.md" --layers 3 \
+  --heads 2 --d 32 --T 32 --global 7 --micro 1 --sample 0 --eval-every 0
 says 'a wrong unit: step, microbatch, unit, actions, ranks and both values' 1 'NOT equal
 step 1, microbatch from sample 0, unit 2: what 2 gives differs
 pp=1: 0F0 on rank 0
 pp=2: 1F0 on rank 1
 12 of 12 elements differ, the first at 0: .* against ' \
   "$rille" verify "$work/net.lua" --a 'pp=1' --b 'pp=2' --wrong c
+
+cat >"$work/loop.lua" <<'LUA'
+local rille = require "rille"
+local nn = rille.nn
+local o = rille.options { { "count", 9, "steps" }, parallel = true }
+print(arg[0])
+local pipe = rille.Pipeline { model = nn.Sequential { nn.Linear { 6, 6 }, nn.Linear { 6, 6 } },
+  loss = nn.mse, seed = 1, batch = { global = 8, micro = 2 }, parallel = o.parallel }
+local optimizer = pipe:optimizer { "adamw", lr = 0.01, clip = 0.1 }
+local data = rille.data.batch { rille.randn(8, 6), rille.randn(8, 6) }
+for _ = 1, o.count do
+  local r = pipe:step(data)
+  optimizer:step(r.scale, nil, false, r.norms)
+end
+assert(o.count < 9, "the run went on")
+LUA
+says 'a loop over a Pipeline: ended and compared; a split with a blank' 0 'equal bit for bit: 2 steps, 60 values compared \(losses, norms, parameters, gradients' \
+  "$rille" verify "$work/loop.lua" --a 'pp=1' --b 'pp=2 split=1, 1' --steps 2
+says 'a loop that ends: what was compared is said' 0 'equal bit for bit: 2 steps \(the script ends there, before 3\)
+parameters but for those after step 2' \
+  "$rille" verify "$work/loop.lua" --a 'pp=1' --b 'pp=2' --count 2
+says 'a loop over a Pipeline with other replicas' 0 'equal to rounding: 3 steps, 12 gradients' \
+  "$rille" verify "$work/loop.lua" --a 'pp=1' --b 'dp=2'
+for b in pp dp; do
+  says "no step: nothing can be compared, $b" 1 'nothing can be compared' \
+    "$rille" verify "$work/loop.lua" --a 'pp=1' --b "$b=2" --count 0
+done
+says '--split takes the same words' 0 '' \
+  "$rille" -n 2 "$work/loop.lua" --pp 2 --split '1, 1' --count 1
+
+# A unit's running mean goes into what it gives, and samples beyond a microbatch are refused.
+cat >"$work/buffer.lua" <<'LUA'
+local rille = require "rille"
+local nn = rille.nn
+print(arg[0])
+local Unit = nn.class "Unit"
+function Unit:init()
+  self.linear = nn.Linear { 6, 6 }
+  self:buffer("mean", rille.zeros { 6 })
+end
+function Unit:forward(x)
+  assert(x:size(0) <= 2, "more than a microbatch")
+  local y = self.linear(x)
+  local now = y:detach():mean(0):keep()
+  self:update_buffer("mean", function(old) return old * 0.9 + now * 0.1 end)
+  return y - self.mean
+end
+local data = rille.data.batch { rille.randn(8, 6), rille.randn(8, 6) }
+local trainer = rille.Trainer { model = nn.Sequential { Unit(), Unit(), Unit() }, loss = nn.mse,
+  optimizer = { "sgd", lr = 0.1 }, batch = { global = 8, micro = 2 }, seed = 1, log = 0,
+  example = { data[1], data[2] } }
+for _ = 1, 5 do trainer:step(data) end
+LUA
+says 'split by time: measuring a model with a running mean changes nothing' 0 'equal bit for bit: 3 steps' \
+  "$rille" verify "$work/buffer.lua" --a 'pp=1' --b 'pp=2 split=time'
 echo 'error [[boom]]' >"$work/bad.lua"
 says 'a script that fails: its words' 1 'bad.lua:1: boom' \
   "$rille" verify "$work/bad.lua" --a pp=1 --b pp=1
 says 'a layout that is none: exit code 2' 2 'must be dp=, tp=, pp=' \
   "$rille" verify "$work/net.lua" --a 'pp=1' --b 'px=2'
 says 'one layout: exit code 2' 2 'two layouts are needed' "$rille" verify "$work/net.lua" --a pp=1
+left=$(grep -ls "$work" /tmp/lua_*/out || true)
+if [ -z "$left" ]; then echo 'ok no run leaves its folder'; else
+  echo "not ok no run leaves its folder: $left"
+  failed=1
+fi
 exit "$failed"

@@ -16,6 +16,7 @@ local rille = require "rille"
 local core = rille.core
 local expect = require "rille.expect"
 local fail = require "rille.fail"
+local record = require "rille.record"
 
 local cli = {}
 
@@ -117,16 +118,10 @@ local parallel_rows = {
 
 -- What Trainer's option `parallel` wants, from these rows' values.
 local function parallel_of(values)
-  local split = values.split
-  if split and split:find("^[%d, ]+$") then
-    local list = {}
-    for n in split:gmatch("%d+") do table.insert(list, math.tointeger(n)) end
-    split = list
-  end
   return {
     dp = values.dp > 0 and values.dp or nil, tp = values.tp, pp = values.pp,
     pipeline = values.pp_schedule, stages_per_rank = values.stages_per_rank, group = values.group,
-    split = split, stall_timeout = values.stall_timeout,
+    split = values.split and record.split_of(values.split), stall_timeout = values.stall_timeout,
   }
 end
 

@@ -10,6 +10,7 @@ local fail = require "rille.fail"
 local known = require "rille.known"
 local record = require "rille.record"
 local split = require "rille.split"
+local targets = require "rille.targets"
 
 local layout = {}
 
@@ -214,9 +215,8 @@ local function measured_costs(self, example, loss)
   local COST <const>, words, costs, kept = "<dddd", {}, {}, {}
   local all = self.mesh:all()
   if all:rank() == 0 then
-    local x, y = example[1], example[2]
-    if not rille.is_tensor(x) then x = x:rows(0, math.min(self.micro, x.n)) end
-    if y and not rille.is_tensor(y) then y = y:rows(0, math.min(self.micro, y.n)) end
+    local n = math.min(self.micro, targets.samples(example))
+    local x, y = targets.rows(example, 1, 0, n), targets.rows(example, 2, 0, n)
     for i, c in ipairs(require "rille.profile"(self.units, loss, x, y)) do
       words[i] = COST:pack(c[1], c[2], c[3], c.kept)
     end
@@ -231,16 +231,47 @@ local function measured_costs(self, example, loss)
   return costs, kept
 end
 
+-- Bytes that a rank may keep: of the rank that has least, if those on a node share its memory.
+local function bytes_for_a_rank(all)
+  local file = io.open("/proc/sys/kernel/hostname")
+  local node = file and file:read("l") or "" -- where it cannot be told all are on one
+  if file then file:close() end
+  local parts = all:all_gather(("<i8s4"):pack(core.memory().limit, node))
+  local on, least = {}, math.huge
+  for _, part in ipairs(parts) do
+    local _, name = ("<i8s4"):unpack(part)
+    on[name] = (on[name] or 0) + 1
+  end
+  for _, part in ipairs(parts) do
+    local limit, name = ("<i8s4"):unpack(part)
+    least = math.min(least, limit // on[name])
+  end
+  return least
+end
+
+-- Bytes of weights, gradients and AdamW's two moments of a unit.
+local function state_of(unit)
+  local bytes = 0
+  for _, entry in ipairs(unit:used_parameters()) do
+    bytes = bytes + entry[2]:numel() * (entry[2]:dtype() == "f64" and 32 or 16)
+  end
+  return bytes
+end
+
 local function choose_split(self, by, example, loss)
   local names, params = {}, {}
   for i, unit in ipairs(self.units) do
     names[i] = unit._path == "" and unit._class or unit._path
     params[i] = unit:n_parameters()
   end
-  local costs, kept
-  if by == "time" then costs, kept = measured_costs(self, example, loss) end
+  local costs, kept, state, limit
+  if by == "time" then
+    costs, kept = measured_costs(self, example, loss)
+    state, limit = {}, bytes_for_a_rank(self.mesh:all())
+    for i, unit in ipairs(self.units) do state[i] = state_of(unit) end
+  end
   return split.choose { names = names, params = params, by = by, sched = self.sched, costs = costs,
-    kept = kept }
+    kept = kept, state = state, limit = limit }
 end
 
 -- Which stage each unit is in, 0-based stages by 1-based unit.

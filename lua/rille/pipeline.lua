@@ -216,6 +216,7 @@ function Pipeline:forward_backward(batch, at)
   gather_spans(self)
   for _, sum in ipairs(self.started) do sum:wait() end
   apply_staged(self)
+  if self.recorder then self.recorder:reduced() end
   self.is_broken = false
 end
 
@@ -233,6 +234,7 @@ function Pipeline:step(batch)
       self.layout.n_global)
   end
   self.steps_taken = (self.steps_taken or 0) + 1
+  if self.recorder then self.recorder:updated(self.steps_taken - 1) end
   core.begin_step(self.steps_taken)
   self.own_optimizer:zero_grad()
   self:forward_backward(batch, self.samples_seen or 0)
@@ -240,6 +242,9 @@ function Pipeline:step(batch)
   local sums = self:report(self.own_optimizer:norms()).wait(true)
   core.end_step()
   local loss, scale = targets.finish(self.loss, sums)
+  if self.recorder then
+    self.recorder:told(self.steps_taken, loss, self.own_optimizer:norm_of(sums.norms) * scale)
+  end
   return { loss = loss, count = sums.count, losses = sums.added, norms = sums.norms,
     scale = scale }
 end

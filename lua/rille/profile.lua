@@ -1,7 +1,7 @@
 -- profile - what each unit of a model costs, by running one microbatch a few times, unit by unit.
 --
 -- A unit's parameters are placed for its own runs alone, so that a model that is larger than one
--- rank can be measured on one.
+-- rank can be measured on one. Nothing of the model is changed: buffers stay, gradients are zeroed.
 local rille = require "rille"
 local core = rille.core
 local nn = require "rille.nn"
@@ -82,6 +82,9 @@ end
 ---@param y rille.Tensor? and targets
 return function(units, loss, x, y)
   local costs, values, named = {}, table.pack(x), {}
+  local outer = nn.staged_updates
+  local _ <close> = setmetatable({}, { __close = function() nn.staged_updates = outer end })
+  nn.staged_updates = {} -- what forward passes would change in buffers: thrown away
   for u, unit in ipairs(units) do
     local placed = {}
     for _, entry in ipairs(unit:used_parameters()) do
@@ -90,7 +93,7 @@ return function(units, loss, x, y)
     local finish = u == #units and function(results) return (loss(results[1], y)) end or nil
     costs[u], values, named = measure(unit, values, named, finish)
     for p, was_placed in pairs(placed) do
-      if not was_placed then core.unplace(p) end
+      if was_placed then p:zero_grad() else core.unplace(p) end
     end
   end
   return costs

@@ -12,7 +12,11 @@
 --     step L 0 0 loss value -               the loss; and the gradient's norm
 --
 -- The tensor of one line can be asked for: it goes to folder/tensor.safetensors; and "grads", all
--- gradients of the first step, reduced, to folder/grads-N.safetensors.
+-- gradients of each step, reduced, to folder/grads-STEP-N.safetensors, under the weights' dtype and
+-- name.
+--
+-- A Trainer's parameters are read after each update. A loop over a Pipeline updates them itself:
+-- they are read when its next step begins, so those after its last step are not there.
 local rille = require "rille"
 local core = rille.core
 local fail = require "rille.fail"
@@ -28,10 +32,20 @@ local numbers = {
 }
 local words = { pipeline = true, split = true }
 
+--- What a split is, from its words: "3,2, 2" -> {3, 2, 2}; a name stays as it is.
+---@param text string
+---@return string|integer[]
+function record.split_of(text)
+  if not text:find("%d") or not text:find("^[%d, ]+$") then return text end
+  local list = {}
+  for n in text:gmatch("%d+") do table.insert(list, math.tointeger(n)) end
+  return list
+end
+
 --- "pp=4 pipeline=zbv" -> {pp = 4, pipeline = "zbv"}: the Trainer's option `parallel`.
 ---@param text string
 function record.parse_layout(text)
-  local parallel = {}
+  local parallel, last = {}, nil
   for word in text:gmatch("%S+") do
     local name, value = word:match("^([%w_-]+)=(.+)$")
     name = name and name:gsub("-", "_")
@@ -39,16 +53,15 @@ function record.parse_layout(text)
       parallel[name] = math.tointeger(tonumber(value))
     elseif name and words[name] then
       parallel[name] = value
+    elseif last == "split" and word:find("^[%d,]+$") then -- split=2, 2
+      parallel.split, name = parallel.split .. " " .. word, last
     else
       fail.usage("layout %q: %q must be dp=, tp=, pp=, stages_per_rank=, group= and a number, or "
         .. "pipeline= or split= and a name", text, word)
     end
+    last = name
   end
-  if parallel.split and parallel.split:find("^[%d,]+$") then
-    local list = {}
-    for n in parallel.split:gmatch("%d+") do table.insert(list, math.tointeger(n)) end
-    parallel.split = list
-  end
+  parallel.split = parallel.split and record.split_of(parallel.split)
   return parallel
 end
 
@@ -66,11 +79,17 @@ function record.layout(parallel)
   return folder and record.parse_layout(layout) or parallel
 end
 
---- A recorder for a pipeline, or nil.
+local has_recorder = false
+
+--- A recorder for a pipeline, or nil. A script has one pipeline that can be compared.
 ---@return rille.Recorder?
 function record.new(layout)
   local folder, steps, _, tensor = wanted()
   if not folder then return nil end
+  if has_recorder then
+    fail("rille verify compares what one Trainer or Pipeline computes; the script makes a second")
+  end
+  has_recorder = true
   local rank = layout.mesh:all():rank()
   local self = setmetatable({ folder = folder, steps = steps, tensor = tensor, layout = layout,
     rank = rank, file = assert(io.open(("%s/rank-%d.txt"):format(folder, rank), "w")) }, Recorder)
@@ -111,6 +130,7 @@ end
 --- A backward (kind B, I or W) has added to the gradients of a stage: those that it changed, since
 --- W of a microbatch may come after I of later ones.
 function Recorder:gradients(stage, mb, at, kind)
+  if core.place().step < 0 then return end
   for _, used in ipairs(self.used[stage]) do
     local grad = core.unit_grad(used.tensor, used.unit)
     local digest = grad and core.digest(grad, 0)
@@ -122,29 +142,37 @@ function Recorder:gradients(stage, mb, at, kind)
   end
 end
 
--- All reduced gradients of the parameters that this rank counts.
-local function save_grads(self, step)
+--- A step's gradients are complete, over microbatches and replicas.
+function Recorder:reduced()
+  if self.tensor ~= "grads" then return end
   local list = {}
   for _, p in ipairs(self.layout.params) do
     local grad = p.owner == self.layout.rank and self.layout.mesh:at("dp") == 0 and p.tensor:grad()
-    if grad then table.insert(list, { p.name, grad }) end
+    if grad then table.insert(list, { p.tensor:dtype() .. " " .. p.name, grad }) end
   end
-  if self.tensor == "grads" and step == 1 and #list > 0 then
-    rille.save(("%s/grads-%d.safetensors"):format(self.folder, self.rank), list)
+  if #list > 0 then
+    rille.save(("%s/grads-%d-%d.safetensors"):format(self.folder, core.place().step, self.rank),
+      list)
   end
 end
 
---- A step is done: parameters, loss; after the last one that is wanted the run ends.
-function Recorder:step(step, loss, norm)
-  save_grads(self, step)
+--- The loss and the gradients' norm of a step.
+function Recorder:told(step, loss, norm)
+  if self.rank == 0 then
+    self.file:write(("%d L 0 0 loss %.17g -\n%d L 0 0 norm %.17g -\n"):format(step, loss, step,
+      norm))
+  end
+  self.file:flush()
+end
+
+--- The parameters are those after a step (0: before the first); after the last one that is wanted
+--- the run ends.
+function Recorder:updated(step)
+  if step == 0 then return end
   for _, p in ipairs(self.layout.params) do
     if p.owner == self.layout.rank and self.layout.mesh:at("dp") == 0 then
       line(self, ("%d P 0 0 %s"):format(step, p.name), p.tensor, "STEP")
     end
-  end
-  if self.rank == 0 then
-    self.file:write(("%d L 0 0 loss %.17g -\n%d L 0 0 norm %.17g -\n"):format(step, loss, step,
-      norm))
   end
   self.file:flush()
   if step >= self.steps then

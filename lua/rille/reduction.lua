@@ -61,10 +61,11 @@ function reduction.ready(self, kind, index, unit)
   start_ready(self)
 end
 
---- What the last backward of a stage tells of finished units; nil where nobody waits for them.
+--- What the last backward of a stage tells of finished units; nil where nobody waits for them. A
+--- recorder reads this rank's gradients after it: then their sums over replicas start behind that.
 function reduction.teller(self, stage)
   self.left[stage] = self.left[stage] - 1
-  if self.left[stage] > 0 or self.layout.dp == 1 then return nil end
+  if self.left[stage] > 0 or self.layout.dp == 1 or self.recorder then return nil end
   return function(unit) reduction.ready(self, "stage", stage, unit) end
 end
 

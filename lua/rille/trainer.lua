@@ -204,7 +204,10 @@ function Trainer:update(batch, step)
   core.end_step()
   self.last = r
   local recorder = self.pipeline.recorder
-  if recorder then recorder:step(step, r.loss, r.grad_norm) end
+  if recorder then
+    recorder:told(step, r.loss, r.grad_norm)
+    recorder:updated(step)
+  end
   return r
 end
 

@@ -2,8 +2,8 @@
 -- layouts and says whether they compute the same, bit for bit, or what differs first.
 --
 -- Layouts with the same number of replicas are compared by digests (rille.record). Where they
--- differ, sums over the batch are taken in another order: then the gradients of the first step are
--- compared, |a - b| against the model's largest gradient.
+-- differ, sums over the batch are taken in another order: then each step's gradients are compared,
+-- |a - b| against the model's largest gradient, and the losses.
 local rille = require "rille"
 local core = rille.core
 local record = require "rille.record"
@@ -16,10 +16,19 @@ rille verify script.lua --a LAYOUT --b LAYOUT [--steps 3] [the script's options]
 
 Runs the script under two layouts, such as "pp=1" and "pp=4 pipeline=zbv", for a few steps, and
 says whether losses, parameters, gradients and what every unit gives are equal bit for bit, or
-which step, microbatch, action and parameter differ first, with both values.
+which step, microbatch, action and parameter differ first, with both values. With another number of
+replicas the losses and gradients of every step are compared to rounding.
 ]]
 
+local folders = {} -- of runs, until the end
+
+local function clean()
+  for _, folder in ipairs(folders) do os.execute("rm -rf '" .. folder .. "'") end
+  folders = {}
+end
+
 local function stop(code, words, ...)
+  clean()
   io.stderr:write("rille verify: ", words:format(...), "\n")
   rille.exit(code)
 end
@@ -53,6 +62,8 @@ local function parse(args)
   return o
 end
 
+local function replicas(layout) return record.parse_layout(layout).dp or 1 end
+
 local function quote(word) return "'" .. word:gsub("'", "'\\''") .. "'" end
 
 local function read_all(path)
@@ -66,37 +77,41 @@ end
 local function run(o, layout, tensor)
   local parallel = record.parse_layout(layout)
   local ranks = (parallel.pp or 1) * (parallel.tp or 1) * (parallel.dp or 1)
-  parallel.dp = parallel.dp or 1
   local folder = os.tmpname()
   os.remove(folder)
+  table.insert(folders, folder)
   core.make_directory(folder)
   local words = { quote(arg[-1] or "rille") }
   if ranks > 1 then table.insert(words, "-n " .. ranks) end
   table.insert(words, quote(o.script))
   for _, word in ipairs(o.rest) do table.insert(words, quote(word)) end
   local command = ("RILLE_VERIFY=%s %s >%s/out 2>&1"):format(
-    quote(("%s;%d;%s dp=%d;%s"):format(folder, o.steps, layout, parallel.dp, tensor or "")),
+    quote(("%s;%d;%s dp=%d;%s"):format(folder, o.steps, layout, replicas(layout), tensor or "")),
     table.concat(words, " "), quote(folder))
   local ok = os.execute(command)
-  local lines, n = {}, 0
+  local result = { ok = ok, lines = {}, n = 0, folder = folder, kinds = {},
+    steps = 0, updates = 0 }
   for rank = 0, ranks - 1 do
     for text in read_all(("%s/rank-%d.txt"):format(folder, rank)):gmatch("[^\n]+") do
       local key, digest, action = text:match("^(.-) (%S+) (%S+)$")
-      lines[key], n = { digest = digest, action = action, rank = rank }, n + 1
+      result.lines[key], result.n = { digest = digest, action = action, rank = rank }, result.n + 1
+      local step, kind = key:match("^(%d+) (%a)")
+      step, result.kinds[kind] = math.tointeger(step), (result.kinds[kind] or 0) + 1
+      if kind == "L" then result.steps = math.max(result.steps, step) end
+      if kind == "P" then result.updates = math.max(result.updates, step) end
     end
   end
-  return { ok = ok, lines = lines, n = n, folder = folder, dp = parallel.dp }
-end
-
-local function clean(result)
-  os.execute("rm -rf " .. quote(result.folder))
+  return result
 end
 
 local function must_run(o, layout, tensor)
   local result = run(o, layout, tensor)
-  if result.ok and result.n > 0 then return result end
+  if result.ok and result.steps > 0 then return result end
   local words = read_all(result.folder .. "/out")
-  clean(result)
+  if result.ok then
+    stop(EXIT_DIFFERENT, "%s under %q ran no step of a Trainer or of Pipeline:step: nothing can be "
+      .. "compared\n%s", o.script, layout, words)
+  end
   stop(EXIT_DIFFERENT, "%s under %q did not run for %d steps:\n%s", o.script, layout, o.steps,
     words)
 end
@@ -138,8 +153,6 @@ local function both_values(o, key)
   local a, b = must_run(o, o.a, key), must_run(o, o.b, key)
   local x = rille.load(a.folder .. "/tensor.safetensors").tensor
   local y = rille.load(b.folder .. "/tensor.safetensors").tensor
-  clean(a)
-  clean(b)
   if x:numel() ~= y:numel() then return ("%s against %s"):format(x, y) end
   local differ = x:ne(y):logical_or(x:ne(x):ne(y:ne(y))):view(-1)
   local n = differ:to("i64"):sum():item()
@@ -170,38 +183,108 @@ local function describe(o, a, b, key)
   return text
 end
 
--- ---- to rounding, where replicas differ
+-- ---- what was compared, in words
 
-local function load_grads(result)
-  local grads = {}
-  for name in io.popen("ls " .. quote(result.folder)):lines() do
-    if name:find("^grads%-%d+%.safetensors$") then
-      for key, tensor in pairs(rille.load(result.folder .. "/" .. name)) do grads[key] = tensor end
-    end
-  end
-  return grads
+-- "3 steps", or that the script ends before.
+local function count_steps(o, result)
+  local text = ("%d step%s"):format(result.steps, result.steps == 1 and "" or "s")
+  if result.steps >= o.steps then return text end
+  return text .. (" (the script ends there, before %d)"):format(o.steps)
 end
 
-local tolerances = { f32 = 1e-6, f64 = 1e-13, bf16 = 1e-6 }
+local function compared(result)
+  local list = { "losses, norms" }
+  if result.kinds.P then
+    table.insert(list, "parameters" .. (result.updates < result.steps
+      and (" but for those after step %d, which no step follows"):format(result.steps) or ""))
+  end
+  if result.kinds.G then table.insert(list, "gradients after each microbatch") end
+  if result.kinds.F then table.insert(list, "what each unit gives") end
+  if not result.kinds.P then table.insert(list, "no parameters") end
+  return table.concat(list, ", ")
+end
 
-local function compare_rounded(o)
-  local a, b = must_run(o, o.a, "grads"), must_run(o, o.b, "grads")
-  local x, y = load_grads(a), load_grads(b)
-  clean(a)
-  clean(b)
-  local largest, worst, worst_name, dtype = 0.0, -1.0, nil, "f32"
+-- ---- to rounding, where replicas differ
+
+-- |a - b| allowed, as a share of the model's largest gradient, in the first step; and in the
+-- later ones, each time the number of updates before: weights have moved apart by then, under AdamW
+-- also where a gradient is nothing but rounding.
+local first_tolerance <const> = { f32 = 1e-6, f64 = 1e-13, bf16 = 1e-6 }
+local later_tolerance <const> = { f32 = 1e-5, f64 = 1e-12, bf16 = 1e-2 }
+
+local function tolerance(step, dtype)
+  return step == 1 and first_tolerance[dtype] or later_tolerance[dtype] * (step - 1)
+end
+
+-- All gradients of a step by "dtype name", and how many they are.
+local function load_grads(result, step)
+  local grads, n = {}, 0
+  for name in io.popen("ls " .. quote(result.folder)):lines() do
+    if name:find(("^grads%%-%d%%-%%d+%%.safetensors$"):format(step)) then
+      for key, tensor in pairs(rille.load(result.folder .. "/" .. name)) do
+        grads[key], n = tensor, n + 1
+      end
+    end
+  end
+  return grads, n
+end
+
+-- How far a step's gradients are apart, as a share of the largest: {share, name, dtype, n}.
+local function compare_grads(o, step, a, b)
+  local x, n = load_grads(a, step)
+  local y = load_grads(b, step)
+  for name in pairs(y) do
+    if not x[name] then
+      stop(EXIT_DIFFERENT, "step %d: %s has a gradient under %q alone", step, name, o.b)
+    end
+  end
+  local largest, worst = 0.0, { gap = 0.0, name = "the same everywhere", n = n, dtype = "f32" }
+  local n_seen = 0
   for name, grad in pairs(x) do
-    if not y[name] then stop(EXIT_DIFFERENT, "%s has a gradient under %q alone", name, o.a) end
+    if not y[name] then
+      stop(EXIT_DIFFERENT, "step %d: %s has a gradient under %q alone", step, name, o.a)
+    end
     largest = math.max(largest, grad:abs():max():item())
     local gap = (grad - y[name]):abs():max():item()
-    dtype = grad:dtype()
-    if gap > worst or gap ~= gap then worst, worst_name = gap, name end
+    local dtype, plain_name = name:match("^(%w+) (.*)$")
+    if later_tolerance[dtype] > later_tolerance[worst.dtype] or n_seen == 0 then
+      worst.dtype = dtype -- of mixed weights the coarsest
+    end
+    n_seen = n_seen + 1
+    if gap > worst.gap or gap ~= gap then worst.gap, worst.name = gap, plain_name end
   end
-  local share = worst / largest
-  local good = share <= tolerances[dtype]
-  print(("%s to rounding: gradients of the first step differ by at most %.2g of the largest one "
-    .. "(%s; allowed %.0e)\n    replicas add in another order: bits are not expected to be equal")
-    :format(good and "equal" or "NOT equal", share, worst_name, tolerances[dtype]))
+  worst.share = worst.gap == 0 and 0.0 or worst.gap / largest
+  return worst
+end
+
+local function loss_of(result, step)
+  return tonumber(result.lines[step .. " L 0 0 loss"].digest)
+end
+
+local function compare_rounded(o, a, b)
+  local good, words, n = true, {}, 0
+  local steps = math.min(a.steps, b.steps)
+  if a.steps ~= b.steps then
+    stop(EXIT_DIFFERENT, "%s runs %d steps under %q and %d under %q", o.script, a.steps, o.a,
+      b.steps, o.b)
+  end
+  for step = 1, steps do
+    local worst = compare_grads(o, step, a, b)
+    local allowed, x, y = tolerance(step, worst.dtype), loss_of(a, step), loss_of(b, step)
+    local loss_allowed = allowed * math.max(1, math.abs(x))
+    local is_good = worst.share <= allowed and math.abs(x - y) <= loss_allowed
+    good, n = good and is_good, n + worst.n
+    table.insert(words, ("    step %d: gradients differ by at most %.2g of the largest one (%s; "
+      .. "allowed %.0e), losses by %.2g (allowed %.0e)%s\n"):format(step, worst.share, worst.name,
+      allowed, math.abs(x - y), loss_allowed, is_good and "" or ": NOT equal"))
+  end
+  if n == 0 then
+    stop(EXIT_DIFFERENT, "%s has no gradients: nothing can be compared", o.script)
+  end
+  clean()
+  io.stdout:write(good and "equal" or "NOT equal", (" to rounding: %s, %d gradients and the losses "
+    .. "compared\n"):format(count_steps(o, a), n), table.concat(words),
+    "    replicas add in another order: bits are not expected to be equal\n")
   rille.exit(good and 0 or EXIT_DIFFERENT)
 end
 
@@ -209,24 +292,19 @@ end
 ---@param args string[]
 function verify.main(args)
   local o = parse(args)
-  local a = must_run(o, o.a)
-  local b = must_run(o, o.b)
-  if a.dp ~= b.dp then
-    clean(a)
-    clean(b)
-    return compare_rounded(o)
-  end
+  local is_rounded = replicas(o.a) ~= replicas(o.b)
+  local tensor = is_rounded and "grads" or nil
+  local a, b = must_run(o, o.a, tensor), must_run(o, o.b, tensor)
+  if is_rounded then return compare_rounded(o, a, b) end
   local key = first_difference(a, b)
-  clean(a)
-  clean(b)
-  if not key then
-    print(("equal bit for bit: %d steps, %d values compared (losses, norms, parameters, gradients "
-      .. "after each microbatch, what each unit gives)\n    a: %s\n    b: %s"):format(o.steps, a.n,
-      o.a, o.b))
-    return
+  local words = key and describe(o, a, b, key)
+  clean()
+  if key then
+    io.stdout:write("NOT equal\n", words)
+    rille.exit(EXIT_DIFFERENT)
   end
-  io.stdout:write("NOT equal\n", describe(o, a, b, key))
-  rille.exit(EXIT_DIFFERENT)
+  print(("equal bit for bit: %s, %d values compared (%s)\n    a: %s\n    b: %s"):format(
+    count_steps(o, a), a.n, compared(a), o.a, o.b))
 end
 
 return verify

@@ -48,6 +48,16 @@ Status fail_hint(Status status, const char *format, ...) {
 const char *status_message(void) { return record.message; }
 const char *status_hint(void) { return record.hint; }
 
+void status_keep(KeptStatus *out) {
+  snprintf(out->message, sizeof out->message, "%.*s", (int)sizeof out->message - 1, record.message);
+  snprintf(out->hint, sizeof out->hint, "%.*s", (int)sizeof out->hint - 1, record.hint);
+}
+
+Status status_again(Status status, const KeptStatus *kept) {
+  (fail)(status, "%s", kept->message);
+  return fail_hint(status, "%s", kept->hint);
+}
+
 const char *status_words(Status status) {
   switch (status) {
 #define X(name, words) \

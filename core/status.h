@@ -56,6 +56,14 @@ Status fail_hint(Status status, const char *format, ...) PRINTF_LIKE(2, 3);
 const char *status_message(void);
 const char *status_hint(void);
 
+// A failure that is kept until somebody asks for it: status_keep copies the record, status_again
+// records it anew and returns `status`. Words that have no room are cut.
+typedef struct KeptStatus {
+  char message[1000], hint[400];
+} KeptStatus;
+void status_keep(KeptStatus *out);
+Status status_again(Status status, const KeptStatus *kept);
+
 // The words of a status ("out of memory").
 const char *status_words(Status status);
 

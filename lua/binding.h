@@ -110,6 +110,8 @@ void guard_bind(lua_State *L, Rille *r);
 // Raises the recorded failure: what, operands, module and script line, hint. `in` may be NULL.
 // The int is there so that a C function can say `return raise_status(...)`.
 int raise_status(lua_State *L, Rille *r, Status status, Tensor **in, int n_in) NO_RETURN;
+// The same for an option that is refused, as fail.usage of rille/fail.lua: exit code 2.
+int raise_usage(lua_State *L, Rille *r, Status status) NO_RETURN;
 // Raises a failure of the binding itself: fail(), then raise_status.
 int raise_value(lua_State *L, Rille *r, const char *format, ...) PRINTF_LIKE(3, 4) NO_RETURN;
 // Raises unless ST_OK.

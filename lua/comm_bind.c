@@ -21,17 +21,13 @@ static void push_comm(lua_State *L, Comm *comm, bool is_owned) {
   box->is_owned = is_owned;
 }
 
-static Comm *self_comm(lua_State *L, Rille *r) {
-  CommBox *box = box_check(L, r, 1, COMM);
-  if (!box->comm) raise_value(L, r, "this group of ranks has been freed");
-  return box->comm;
-}
-
 Comm *comm_check_box(lua_State *L, Rille *r, int index) {
   CommBox *box = box_check(L, r, index, COMM);
   if (!box->comm) raise_value(L, r, "this group of ranks has been freed");
   return box->comm;
 }
+
+static Comm *self_comm(lua_State *L, Rille *r) { return comm_check_box(L, r, 1); }
 
 static int group_free(lua_State *L) {
   Rille *r = binding_of(L);
@@ -150,7 +146,7 @@ static int group_all_reduce(lua_State *L) {
 typedef struct Running {
   CommCollective *sum; // NULL: done
   Status status;       // of one that is done
-  char words[256];
+  KeptStatus kept;
 } Running;
 
 static const char RUNNING[] = "rille.running";
@@ -158,7 +154,7 @@ static const char RUNNING[] = "rille.running";
 static void close_running(Running *run, Status status) {
   run->sum = NULL;
   run->status = status;
-  if (status != ST_OK) strncpy(run->words, status_message(), sizeof run->words - 1);
+  if (status != ST_OK) status_keep(&run->kept);
 }
 
 // Adds the object at the top to the list, without those that are done.
@@ -187,7 +183,7 @@ static void keep_running(lua_State *L) {
 
 static void wait_running(lua_State *L, Rille *r, Running *run, const char *what) {
   if (run->sum) close_running(run, comm_collective_wait(run->sum, what));
-  if (run->status != ST_OK) check_status(L, r, fail(run->status, "%s", run->words));
+  if (run->status != ST_OK) check_status(L, r, status_again(run->status, &run->kept));
 }
 
 // At the script's end, when all is done.
@@ -426,7 +422,9 @@ static int mesh_new_(lua_State *L) {
     lua_pop(L, 1);
   }
   MeshBox *box = box_push(L, MESH, sizeof *box);
-  check_status(L, r, mesh_new(comm, size, &box->mesh));
+  Status status = mesh_new(comm, size, &box->mesh);
+  if (status == ST_EVALUE) raise_usage(L, r, status);
+  check_status(L, r, status);
   return 1;
 }
 

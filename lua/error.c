@@ -49,14 +49,8 @@ static void add_operands(luaL_Buffer *out, const char *message, Tensor **in, int
   }
 }
 
-int raise_status(lua_State *L, Rille *r, Status status, Tensor **in, int n_in) {
-  assert(status != ST_OK);
-  if (status == ST_ESCRIPT && r->script_error_ref != LUA_NOREF) {
-    lua_rawgeti(L, LUA_REGISTRYINDEX, r->script_error_ref);
-    luaL_unref(L, LUA_REGISTRYINDEX, r->script_error_ref);
-    r->script_error_ref = LUA_NOREF;
-    lua_error(L);
-  }
+// Pushes the recorded failure in its four parts.
+static void push_message(lua_State *L, Rille *r, Tensor **in, int n_in) {
   Where where = script_line(r);
   luaL_Buffer out;
   luaL_buffinit(L, &out);
@@ -76,8 +70,32 @@ int raise_status(lua_State *L, Rille *r, Status status, Tensor **in, int n_in) {
     luaL_addstring(&out, status_hint());
   }
   luaL_pushresult(&out);
+}
+
+int raise_status(lua_State *L, Rille *r, Status status, Tensor **in, int n_in) {
+  assert(status != ST_OK);
+  if (status == ST_ESCRIPT && r->script_error_ref != LUA_NOREF) {
+    lua_rawgeti(L, LUA_REGISTRYINDEX, r->script_error_ref);
+    luaL_unref(L, LUA_REGISTRYINDEX, r->script_error_ref);
+    r->script_error_ref = LUA_NOREF;
+    lua_error(L);
+  }
+  push_message(L, r, in, n_in);
   lua_error(L);
   abort(); // lua_error does not return, but its header does not say so
+}
+
+int raise_usage(lua_State *L, Rille *r, Status status) {
+  assert(status != ST_OK);
+  (void)status;
+  push_message(L, r, NULL, 0);
+  lua_getfield(L, LUA_REGISTRYINDEX, "rille.table");
+  lua_getfield(L, -1, "core");
+  lua_pushvalue(L, -3);
+  lua_setfield(L, -2, "usage_words"); // the program looks whether this is what ended the script
+  lua_pop(L, 2);
+  lua_error(L);
+  abort();
 }
 
 int raise_value(lua_State *L, Rille *r, const char *format, ...) {

@@ -1,11 +1,13 @@
 // exec_bind - the executor over stages written in Lua: rille.core.exec{sched =, comm =, ...}.
 //
 // Callbacks, each entered through one pcall; stages, ports and values as exec.h says:
-//   forward(stage, mb, ins) -> outs         ins, outs: a list of ports, each a list of tensors with
-//   n backward(stage, mb, half, douts, note) -> ins, note     the leaves that forward was given:
-//   their
-//                                            gradients go to the stages before
+//   forward(stage, mb, ins) -> outs
+//       ins, outs: a list of ports, each a list of tensors with their number in n
+//   backward(stage, mb, half, douts, note) -> ins, note
+//       ins: the leaves that forward was given; their gradients go to the stages before
 //   wgrad(stage, mb), reduce_grad(stage), reduce_tied(group, stage), step(stage)
+//
+// `units`, a list by stage, names the last unit of each, for messages.
 #include "lua/binding.h"
 
 #include "core/spans.h"
@@ -71,14 +73,16 @@ static void push_ports(lua_State *L, Rille *r, const Port *port, int n, bool is_
 
 // The list at the top is what goes out of a port. The parcel owns the bytes from here on; the
 // script's handle and the graph keep what backward saved.
-static void read_port(lua_State *L, Rille *r, Port *port) {
+static void read_port(lua_State *L, Rille *r, Port *port, const char *unit) {
   Parcel *parcel = port->parcel;
   lua_getfield(L, -1, "n");
   int n = (int)luaL_optinteger(L, -1, (lua_Integer)lua_rawlen(L, -2));
   lua_pop(L, 1);
   if (n > PARCEL_MAX)
-    raise_value(L, r, "a stage gave %d tensors to the next one, at most %d are possible", n,
-                PARCEL_MAX);
+    raise_value(L, r,
+                "%s gave %d tensors to stage %d (values that it reads by name count too), at most "
+                "%d are possible",
+                unit, n, port->stage, PARCEL_MAX);
   for (int i = 0; i < n; i++) {
     lua_rawgeti(L, -1, i + 1);
     Tensor *t = tensor_at(L, r, -1);
@@ -88,8 +92,9 @@ static void read_port(lua_State *L, Rille *r, Port *port) {
       continue;
     }
     if (!t)
-      raise_value(L, r, "a stage gave a %s to the next one: only tensors go from stage to stage",
-                  luaL_typename(L, -1));
+      raise_value(L, r, "%s gave %s%s to stage %d: only tensors go from stage to stage", unit,
+                  lua_toboolean(L, -1) ? "a " : "",
+                  lua_toboolean(L, -1) ? luaL_typename(L, -1) : "nothing", port->stage);
     check_status(L, r, tensor_detach(r->ctx, t, &parcel->value[i]));
     parcel->wants_grad[i] = t->requires_grad && r->ctx->grad_enabled;
     lua_pop(L, 1);
@@ -106,13 +111,13 @@ static void weaken_port(lua_State *L, Rille *r, int n) {
   }
 }
 
-static void read_ports(lua_State *L, Rille *r, int index, Port *port, int n) {
+static void read_ports(lua_State *L, Rille *r, int index, Port *port, int n, const char *unit) {
   for (int pass = 0; pass < 2; pass++) {
     for (int k = 0; k < n; k++) {
       if (lua_rawgeti(L, index, k + 1) != LUA_TTABLE)
-        raise_value(L, r, "a stage gave nothing for edge %d", k);
+        raise_value(L, r, "%s gave nothing for edge %d", unit, k);
       if (pass == 0)
-        read_port(L, r, &port[k]);
+        read_port(L, r, &port[k], unit);
       else
         weaken_port(L, r, port[k].parcel->n);
       lua_pop(L, 1);
@@ -143,6 +148,13 @@ static int get_callback(lua_State *L, const ExecBox *box, int callbacks) {
   return lua_getfield(L, callbacks, box->name);
 }
 
+// Pushes the name of what ends a stage, "unit h.3" or "stage 2"; the stack keeps the words.
+static const char *push_unit(lua_State *L, int stage) {
+  if (lua_getfield(L, 2, "units") == LUA_TTABLE && lua_rawgeti(L, -1, stage + 1) == LUA_TSTRING)
+    return lua_pushfstring(L, "unit %s", lua_tostring(L, -1));
+  return lua_pushfstring(L, "stage %d", stage);
+}
+
 // Under pcall: [1] Callback, [2] the table of callbacks.
 static int stage_callback(lua_State *L) {
   const Callback *callback = lua_touserdata(L, 1);
@@ -156,7 +168,9 @@ static int stage_callback(lua_State *L) {
     push_ports(L, r, call->in, call->n_in, true);
     lua_call(L, 3, 1);
     luaL_checktype(L, -1, LUA_TTABLE);
-    read_ports(L, r, lua_gettop(L), call->out, call->n_out);
+    int outs = lua_gettop(L);
+    const char *unit = push_unit(L, call->stage);
+    read_ports(L, r, outs, call->out, call->n_out, unit);
     return 0;
   }
   lua_pushstring(L, action_text(call->kind));
@@ -224,7 +238,8 @@ static void *field(lua_State *L, const char *name) {
   return lua_touserdata(L, -1);
 }
 
-// exec{sched =, comm =, clocks = {...}, forward =, backward =, wgrad =, reduce_grad =, ...}
+// exec{sched =, comm =, clocks = {...}, units = {...}, forward =, backward =, wgrad =, reduce_grad
+// =, ...}
 static int exec_make(lua_State *L) {
   Rille *r = binding_of(L);
   luaL_checktype(L, 1, LUA_TTABLE);

@@ -108,5 +108,5 @@ int info_main(lua_State *L, int argc, char **argv) {
   if (status == ST_OK) return 0;
   lua_pushfstring(L, "info: %s%s%s", status_message(), status_hint()[0] ? "\n    hint: " : "",
                   status_hint());
-  return runner_report(L);
+  return runner_report_as(L, status == ST_EVALUE ? EXIT_USAGE : EXIT_ERROR);
 }

@@ -5,8 +5,10 @@
 //            ^  stderr, without the launcher's banners  |
 //            +------------------------------------------+
 //
-// Signals: an mpirun that gets SIGTERM kills its ranks within a second, too soon for a checkpoint,
-// but forwards SIGUSR1; so the first SIGTERM becomes SIGUSR1, and only the second is passed on.
+// Signals: an mpirun that gets SIGTERM or SIGINT sends its ranks SIGTERM and kills them a second
+// later, too soon for a checkpoint and too late for Ctrl-C, but it forwards SIGUSR1. So SIGINT and
+// the first SIGTERM become SIGUSR1, and a byte in a file that the ranks share says what is meant:
+// they stop in order, or end at once. A second SIGTERM is passed on as it is.
 #include "lua/launch.h"
 
 #include "lua/runner.h"
@@ -116,12 +118,13 @@ static void set_environment(int n) {
   setenv("OMPI_MCA_plm", "isolated", 0); // this machine alone, also inside a Slurm job
 }
 
-// A file without a name, which ranks find by the path in RILLE_LAUNCH.
+// A file without a name, which ranks find by the path in RILLE_LAUNCH: the signal that this process
+// got (0: none), and a byte for each rank that has ended, its exit code.
 static int share_codes(void) {
   char path[64];
   int file = memfd_create("rille-codes", MFD_CLOEXEC);
   snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)getpid(), file);
-  if (file >= 0) setenv("RILLE_LAUNCH", path, 1);
+  if (file >= 0 && write(file, "", 1) == 1) setenv("RILLE_LAUNCH", path, 1);
   return file;
 }
 
@@ -129,6 +132,7 @@ static int share_codes(void) {
 
 // What the launcher's words tell of the end.
 typedef struct News {
+  const char *launcher;
   bool has_reported; // a rank has said why
   int n_ranks;
   int told; // descriptor of the file where ranks say with which code they end
@@ -272,25 +276,32 @@ static void take_end(Filter *f) {
 // ---- signals ---------------------------------------------------------------------------------
 
 // What the handler leaves to the loop: a handler gets nothing but a number.
-static struct { volatile sig_atomic_t stop, kill, interrupt; } asked;
+static struct { volatile sig_atomic_t stop, kill, interrupt, file; } asked;
 
-static void on_signal(int number, siginfo_t *info, void *context) {
-  (void)context;
-  if (number == SIGINT) {
-    // From the terminal, the launcher has it already.
-    asked.interrupt = info->si_code == SI_KERNEL ? 2 : 1;
-  } else if (number == SIGTERM && asked.stop) {
-    asked.kill = 1;
-  } else {
-    asked.stop = 1;
-  }
+// At once, so that ranks know before the launcher, which has Ctrl-C from the terminal itself, turns
+// to them.
+static void mean(int number) {
+  unsigned char byte = (unsigned char)number;
+  int before = errno;
+  if (pwrite(asked.file, &byte, 1, 0) != 1) byte = 0; // ranks take the signal as it comes
+  errno = before;
 }
 
-static void catch_signals(void) {
+static void on_signal(int number) {
+  if (number == SIGINT)
+    asked.interrupt = 1;
+  else if (number == SIGTERM && asked.stop)
+    asked.kill = 1;
+  else
+    asked.stop = 1;
+  if (!asked.interrupt || number == SIGINT) mean(number);
+}
+
+static void catch_signals(int file) {
   struct sigaction action;
   memset(&action, 0, sizeof action);
-  action.sa_sigaction = on_signal;
-  action.sa_flags = SA_SIGINFO;
+  asked.file = file;
+  action.sa_handler = on_signal;
   sigemptyset(&action.sa_mask);
   sigaction(SIGTERM, &action, NULL);
   sigaction(SIGUSR1, &action, NULL);
@@ -301,10 +312,7 @@ static void catch_signals(void) {
 static void pass_signals(pid_t child, int passed[3]) {
   if (asked.stop && !passed[0]) passed[0] = 1, kill(child, SIGUSR1);
   if (asked.kill && !passed[1]) passed[1] = 1, kill(child, SIGTERM);
-  if (asked.interrupt && !passed[2]) {
-    passed[2] = 1;
-    if (asked.interrupt == 1) kill(child, SIGINT);
-  }
+  if (asked.interrupt && !passed[2]) passed[2] = 1, kill(child, SIGUSR1);
 }
 
 // ---- the job ---------------------------------------------------------------------------------
@@ -365,10 +373,15 @@ static int conclude(const News *news, int status) {
   // The ranks know best. Where all of them have left in order, the launcher's words do not count:
   // Open MPI 4.1's PMIx thread crashes in one of some hundred calls of MPI_Finalize.
   unsigned char told[MAX_RANKS];
-  ssize_t n = pread(news->told, told, sizeof told, 0);
+  ssize_t n = pread(news->told, told, sizeof told, 1);
   for (ssize_t i = 0; i < n; i++)
     if (told[i]) return told[i];
   if (n == news->n_ranks) return 0;
+  if (WIFSIGNALED(status) && !asked.kill) {
+    by = WTERMSIG(status);
+    fprintf(stderr, "rille: %s was killed by signal %d (%s)\n", news->launcher, by, strsignal(by));
+    return 128 + by;
+  }
   if (by == SIGUSR1 && asked.stop) { // nobody was there to write a checkpoint
     fprintf(stderr, "rille: stopped on request; no checkpoint was written\n");
     return 128 + SIGTERM;
@@ -414,9 +427,9 @@ int launch_main(int argc, char **argv, int first) {
   int out[2] = {-1, -1}, err[2];
   if (!launcher || pipe2(err, O_CLOEXEC) != 0) return EXIT_ERROR;
   if (mpi->speaks_on_stdout && pipe2(out, O_CLOEXEC) != 0) return EXIT_ERROR;
-  News news = {.killed_rank = -1, .n_ranks = (int)n, .told = share_codes()};
+  News news = {.launcher = launcher, .killed_rank = -1, .n_ranks = (int)n, .told = share_codes()};
   set_environment((int)n);
-  catch_signals();
+  catch_signals(news.told);
   pid_t child = fork();
   if (child == 0) {
     dup2(err[1], STDERR_FILENO);

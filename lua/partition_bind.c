@@ -83,7 +83,8 @@ static int partition(lua_State *L) {
   else if (strcmp(kind, "given") == 0) {
     int n = lua_getfield(L, 1, "counts") == LUA_TTABLE ? (int)lua_rawlen(L, -1) : 0;
     const int *count = list_field(L, r, "counts", n, false);
-    check_status(L, r, partition_given(&c, count, n, first));
+    Status status = partition_given(&c, count, n, first);
+    if (status != ST_OK) raise_usage(L, r, status);
   } else
     check_status(L, r, partition_balanced(&c, first, &figures));
   push_ints(L, first, c.stages + 1);

@@ -6,6 +6,7 @@
 #include "lua/binding.h"
 
 #include "lua/signals.h"
+#include "parallel/comm.h"
 
 #include <signal.h>
 #include <string.h>
@@ -13,7 +14,15 @@
 static volatile sig_atomic_t stop_signal; // the number of the signal that asked, 0: none
 static Rille *volatile interrupted;       // whose work Ctrl-C stops
 
-static void on_stop(int number) { stop_signal = number; }
+// `rille -n` passes all it gets on as SIGUSR1, and says what it was.
+static void on_stop(int number) {
+  number = launch_meant(number);
+  if (number == SIGINT) {
+    signal(SIGINT, SIG_DFL);
+    raise(SIGINT);
+  }
+  stop_signal = number;
+}
 
 // catch_signals(true or nothing) notes SIGTERM and SIGUSR1 from here on; catch_signals(false)
 // brings back what they did before. Calls may nest.

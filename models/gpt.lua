@@ -1,6 +1,5 @@
 -- gpt - a decoder-only transformer, GPT-2 style (learned positions, LayerNorm, GELU) or Llama style
--- (rotary
--- positions, RMSNorm, SwiGLU, grouped queries). Plain enough to copy and change.
+-- (rotary positions, RMSNorm, SwiGLU, grouped queries). Plain enough to copy and change.
 local rille = require "rille"
 local nn = rille.nn
 
@@ -22,8 +21,7 @@ function Block:forward(x)
 end
 
 -- GPT-2's initial values (section 2.3 of its report): normal(0, 0.02), projections into the
--- residual stream
--- smaller by sqrt(2 layers), biases 0.
+-- residual stream smaller by sqrt(2 layers), biases 0.
 local function init_weights(model, layers)
   for _, entry in ipairs(model:named_parameters()) do
     local name, p = entry[1], entry[2]

@@ -50,8 +50,8 @@ struct Channel {
   const Action *action;
   Parcel **const *where;
   int expected, posted, arrived, consumed;
-  Status status; // kept by channel_progress; the words are in `words`
-  char words[240];
+  Status status; // of channel_progress; its words are in `kept`
+  KeptStatus kept;
 };
 
 // ---- parcels
@@ -287,12 +287,12 @@ void channel_progress(Channel *channel) {
   Status status = progress(channel);
   if (status == ST_OK) return;
   channel->status = status;
-  strncpy(channel->words, status_message(), sizeof channel->words - 1);
+  status_keep(&channel->kept);
 }
 
 Status channel_check(Channel *channel) {
   if (channel->status == ST_OK) return ST_OK;
-  return fail(channel->status, "%s", channel->words);
+  return status_again(channel->status, &channel->kept);
 }
 
 Status channel_expect(Channel *channel, const Action *action, Parcel **const *where, int count) {

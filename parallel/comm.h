@@ -120,6 +120,9 @@ bool launch_has_plugin(const char *plugin);
 // Tells `rille -n`, if it started us, with which code this rank ends: a launcher may lose it, mix
 // it with those of the ranks that it killed, or put a crash of MPI_Finalize in its place.
 void launch_tell(int code);
+// The signal that `rille -n` got, where it passed another one on in its place; else `number`. For
+// signal handlers.
+int launch_meant(int number);
 // EVALUE if one of the environment variables that parallel/ reads has a value that means nothing.
 Status launch_environment(void);
 

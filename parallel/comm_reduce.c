@@ -5,8 +5,9 @@
 //
 //     A0 A1 | sum 0, C0 | A2 | sum 1, C1 | A3 | ...      what a rank starts, in this order
 //
-// Every rank starts the parts in the same order (inv. 1 then pairs them), so the next segment is
-// under way while one is summed. Small data goes whole to everyone, and everyone sums: no part C.
+// Every rank starts the parts in the same order, and messages between two ranks do not overtake
+// each other, so they pair; the next segment is under way while one is summed. Small data goes
+// whole to everyone, and everyone sums: no part C.
 //
 // Collectives of one group run one after the other, in the order of their start.
 #include "parallel/comm_impl.h"
@@ -98,7 +99,7 @@ struct CommCollective {
   size_t work_bytes, struct_bytes;
   const void **rows; // [size]
   Status status;     // what went wrong while it moved on
-  char message[160];
+  KeptStatus kept;
   bool is_done;
   CommCollective *next;
 };
@@ -230,7 +231,7 @@ static void advance(CommCollective *c) {
   if (c->is_done || c->status != ST_OK) return;
   c->status = step(c);
   if (c->status == ST_OK) return;
-  strncpy(c->message, status_message(), sizeof c->message - 1);
+  status_keep(&c->kept);
   c->is_done = true;
 }
 
@@ -329,7 +330,7 @@ Status comm_all_reduce_start(Comm *comm, Pool *pool, void *data, int64_t count, 
 
 static Status finish(CommCollective *c) {
   Status status = c->status;
-  if (status != ST_OK) fail(status, "%s", c->message);
+  if (status != ST_OK) status_again(status, &c->kept);
   collective_delete(c);
   return status;
 }
@@ -367,8 +368,10 @@ void comm_collectives_forget(const Comm *comm) {
       continue;
     }
     *at = c->next;
-    if (!c->is_done) strncpy(c->message, "its group of ranks is gone", sizeof c->message - 1);
-    if (!c->is_done) c->status = ST_ECOMM;
+    if (!c->is_done) {
+      c->status = fail(ST_ECOMM, "its group of ranks is gone");
+      status_keep(&c->kept);
+    }
     c->is_done = true;
   }
 }

@@ -52,13 +52,13 @@ const char *mesh_describe(const Mesh *mesh, int rank, char *buffer, size_t size)
   return buffer;
 }
 
-// "dp 2 x tp 1 x pp 3": the axes that were asked for.
+// "dp 2 x pp 3": the axes that were asked for and are more than 1.
 static const char *describe_sizes(const int size[MESH_AXES], char *buffer, size_t room) {
   static const MeshAxis order[] = {AXIS_dp, AXIS_tp, AXIS_pp};
   size_t n = 0;
-  buffer[0] = 0;
+  snprintf(buffer, room, "dp, tp and pp of 1");
   for (size_t i = 0; i < sizeof order / sizeof *order; i++)
-    if (size[order[i]] > 0 && n < room)
+    if (size[order[i]] > 1 && n < room)
       n += (size_t)snprintf(buffer + n, room - n, "%s%s %d", n ? " x " : "", names[order[i]],
                             size[order[i]]);
   return buffer;
@@ -84,17 +84,18 @@ static Status fit_sizes(int n_ranks, const int asked[MESH_AXES], int size[MESH_A
   }
   if (open >= 0) size[open] = n_ranks % product ? 0 : (int)(n_ranks / product);
   if ((open >= 0 && size[open] > 0) || (open < 0 && product == n_ranks)) return ST_OK;
-  Status status =
-      fail(ST_EVALUE, "%s makes %lld ranks%s, but there %s %d",
-           describe_sizes(asked, words, sizeof words), (long long)product,
-           open >= 0 ? " a copy of the model" : "", n_ranks == 1 ? "is" : "are", n_ranks);
+  Status status = fail(
+      ST_EVALUE, "%s %s %lld rank%s%s, but there %s %d", describe_sizes(asked, words, sizeof words),
+      product == 1 ? "make" : "makes", (long long)product, product == 1 ? "" : "s",
+      open >= 0 ? " a copy of the model" : "", n_ranks == 1 ? "is" : "are", n_ranks);
+  bool by_hand = n_ranks > 1 && !getenv("RILLE_LAUNCH"); // which `rille -n` sets
+  char start[64];
+  snprintf(start, sizeof start, by_hand ? "mpirun -n %lld rille" : "rille -n %lld",
+           (long long)product);
   if (open >= 0)
-    return fail_hint(status, "start a multiple of %lld ranks: mpirun -n %lld rille ...",
-                     (long long)product, (long long)product);
-  return fail_hint(status,
-                   "start %lld ranks (mpirun -n %lld rille ...), or give dp, tp and pp whose "
-                   "product is %d",
-                   (long long)product, (long long)product, n_ranks);
+    return fail_hint(status, "start a multiple of %lld ranks: %s ...", (long long)product, start);
+  return fail_hint(status, "start %lld rank%s (%s ...), or give dp, tp and pp whose product is %d",
+                   (long long)product, product == 1 ? "" : "s", start, n_ranks);
 }
 
 // Ranks sorted by node, so that neighbours in the grid share one.

@@ -40,8 +40,9 @@ for impl in $impls; do
   also "$on and what is between" 2 '^mine$'
   job "$on long output arrives whole" 0 '^20000$' "$rille" -n 2 -e 'for i = 1, 20000 do print(i) end'
   also "$on line by line" 20000 '^[0-9]+$'
-  job "$on a layout of another size names the options" 1 'dp 3 x tp 1 x pp 2 makes 6 ranks, but there are 2' \
+  job "$on a layout of another size names the options" 2 'dp 3 x pp 2 makes 6 ranks, but there are 2' \
     "$rille" -n 2 -e 'rille.core.mesh(rille.core.comm_world(), {pp = 2, dp = 3})'
+  also "$on and the command that starts them" 1 'hint: start 6 ranks \(rille -n 6 \.\.\.\)'
   job "$on info says who is where" 0 '^ *1 +node1 +[0-9,-]+ +1 +[0-9]+ +pp 0 dp 0 tp 1' \
     env RILLE_FAKE_NODE=rank/1 RILLE_THREADS=1 "$rille" -n 4 info --tp 2 --pp 2
   also "$on that a tp group spans nodes" 1 '^warning: tp 2 spans nodes: ranks 0 and 1 .* on node0 and node1'
@@ -54,7 +55,31 @@ job 'one rank needs no launcher' 0 '^1$' env PATH=/nowhere "$rille" -n 1 -e 'ret
 job 'a number is wanted' 2 'a number of ranks is wanted' "$rille" -n two x.lua
 job 'a script is wanted' 2 'a script is wanted' "$rille" -n 2
 job 'no launcher on the PATH' 1 'there is no launcher of .* on the PATH' env PATH=/nowhere "$rille" -n 2 x.lua
-for value in RILLE_MPI=lam RILLE_STALL_TIMEOUT=0 RILLE_STALL_TIMEOUT=3s RILLE_FAKE_SLOW=1:0.5 \
+cat >"$work/train.lua" <<'END'
+local rille = require "rille"
+local nn, o = rille.nn, require("rille").options { help = "H.", parallel = true }
+rille.Trainer { model = nn.Sequential { nn.Linear { 2, 2 }, nn.Linear { 2, 2 } }, loss = nn.mse,
+  optimizer = { "sgd", lr = 0.1 }, batch = { global = 4, micro = 2 }, parallel = o.parallel }
+END
+echo '1F0,x' >"$work/broken.csv"
+refused() { # refused RANKS WORDS OPTION...
+  ranks=$1 words=$2
+  shift 2
+  job "on $ranks ranks, $* is refused" 2 "$words" "$rille" -n "$ranks" "$work/train.lua" "$@"
+}
+refused 1 'split = "garbage": it must be' --split garbage
+refused 1 'split = ",": it must be' --split ,
+refused 1 'there is no pipeline schedule "1f2b"; did you mean "1f1b"' --pp-schedule 1f2b
+refused 1 'stages_per_rank = 2 needs a pipeline: pp is 1' --stages-per-rank 2
+refused 1 'tensor parallelism is not there yet' --tp 2
+if [ -n "$impls" ]; then
+  refused 2 'pp 3 makes 3 ranks a copy of the model, but there are 2' --pp 3
+  refused 3 'pp 2 makes 2 ranks a copy' --pp 2
+  refused 2 'split = \{1, 2\} places 3 units; the model has 2' --pp 2 --split 1,2
+  refused 2 'group = 2: only the schedule interleaved' --pp 2 --group 2
+  refused 2 'the schedule .*broken.csv: row 0, cell 1' --pp 2 --pp-schedule "$work/broken.csv"
+fi
+for value in RILLE_MPI=lam RILLE_STALL_TIMEOUT=0 RILLE_STALL_TIMEOUT=0:5 RILLE_STALL_TIMEOUT=3s RILLE_FAKE_SLOW=1:0.5 \
   RILLE_FAKE_CLOCK=a RILLE_FAKE_LINK=-1 RILLE_TEST_PIECE=0; do
   job "$value is refused" 2 "^rille: $value: .* wanted" env "$value" "$rille" -e 'return 1'
 done

@@ -72,6 +72,12 @@ check.test("every part is in exactly one unit, or the error says which is not", 
   check.raises(function() trainer({ pp = 2 }, { model = Net() }) end, "function Net:units()")
   function Net:units() return { self.a, self.a } end
   check.raises(function() trainer({ pp = 2 }, { model = Net() }) end, "a is there twice")
+  function Net.units() return nil end
+  check.raises(function() trainer({}, { model = Net() }) end,
+    "units%(%) of Net must return a list of modules, got nil")
+  function Net:units() return { self.a, "b" } end
+  check.raises(function() trainer({}, { model = Net() }) end,
+    "unit 1 must be a module, got the string \"b\"")
   function Net:units() return { self.a } end
   check.raises(function() trainer({}, { model = Net() }) end, "b.weight is in no unit")
 end)

@@ -9,6 +9,35 @@ status=0
 grep -v '^[0-9]* passed' "$work/out" || true
 [ "$status" -eq 0 ] || echo "not ok layout_ranks.lua: exit code $status"
 
+# A unit at the end of a stage that gives what cannot go to the next one.
+cat >"$work/gives.lua" <<'LUA'
+local rille = require "rille"
+local nn = rille.nn
+local Odd = nn.class "Odd"
+function Odd:init() self.up = nn.Linear { 2, 2 } end
+function Odd:forward(x)
+  if arg[1] == "string" then return "text" end
+  if arg[1] == "nil" then return nil end
+  local list = {}
+  for i = 1, 17 do list[i] = self.up(x) end
+  return table.unpack(list)
+end
+local x = rille.randn(4, 2)
+local trainer = rille.Trainer { model = nn.Sequential { Odd(), nn.Linear { 2, 2 } }, loss = nn.mse,
+  optimizer = { "sgd", lr = 0.1 }, batch = { global = 4, micro = 2 }, parallel = { pp = 2 } }
+trainer:step { x, x }
+LUA
+gives() { # gives WHAT WORDS
+  if "$rille" -n 2 "$work/gives.lua" "$1" 2>&1 | grep -q "$2"; then
+    echo "ok a unit that gives $1 is named"
+  else
+    echo "not ok a unit that gives $1 is named" && status=1
+  fi
+}
+gives string ': unit 0 gave a string to stage 1: only tensors go'
+gives nil ': unit 0 gave nothing to stage 1: only tensors go'
+gives many ': unit 0 gave 17 tensors to stage 1 .*, at most 16 are possible'
+
 # A schedule of one's own whose stages finish in another order with another number of microbatches.
 cat >"$work/uneven.lua" <<'LUA'
 local rille = require "rille"

@@ -59,6 +59,10 @@ echo 'echo "1 passed, 0 failed"' >tests/b_test.lua
 expect 'three kinds of tests are summed' 0 '6 passed, 0 failed' '^ok  *a_test.sh'
 expect 'tests can be named' 0 '3 passed, 0 failed' '^ok' a_test.sh b_test.lua
 expect 'an unknown name is a failure' 1 '0 passed, 1 failed' 'no test is named nothing' nothing
+printf 'no test is named nothing\n0 passed, 1 failed\n' >want
+if cmp -s want out; then echo 'ok ... and nothing else is said'; else
+  echo 'not ok ... and nothing else is said' && cat out
+fi
 printf 'echo "ok a"\necho "not ok b"\n' >tests/a_test.sh
 expect 'a line "not ok" is a failure' 1 '5 passed, 1 failed' 'not ok b'
 printf 'echo "ok a"\nexit 3\n' >tests/a_test.sh

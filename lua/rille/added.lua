@@ -10,8 +10,7 @@ local expect = require "rille.expect"
 local added = {}
 
 --- Adds weight x value to the loss of the running microbatch, from within any layer; value is a
---- mean over the
---- microbatch's samples. Its running value shows in the metrics under `name`.
+--- mean over the microbatch's samples. Its running value shows in the metrics under `name`.
 function added.add_loss(name, value, weight)
   expect("rille.add_loss", "name", name, "string")
   expect("rille.add_loss", "value", value, "tensor")

@@ -121,8 +121,7 @@ end
 function RMSNorm:forward(x) return rille.rms_norm(x, self.weight, self.eps) end
 
 --- Multi-head attention with one projection for q, k and v. Options: causal, kv_heads (grouped
---- queries),
---- window (the last keys only), rotary (true, or theta), bias. x[B, T, d] -> [B, T, d].
+--- queries), window (the last keys only), rotary (true, or theta), bias. x[B, T, d] -> [B, T, d].
 local Attention = nn.class "Attention"
 nn.Attention = Attention
 

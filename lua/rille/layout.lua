@@ -5,6 +5,7 @@
 -- tables.
 local rille = require "rille"
 local core = rille.core
+local expect = require "rille.expect"
 local nn = require "rille.nn"
 local fail = require "rille.fail"
 local known = require "rille.known"
@@ -28,7 +29,7 @@ local parallel_names = {
 local function positive(name, value, default)
   if value == nil then return default end
   if math.type(value) ~= "integer" or value < 1 then
-    fail("parallel.%s = %s must be a whole number from 1 on", name, tostring(value))
+    fail.usage("parallel.%s = %s must be a whole number from 1 on", name, tostring(value))
   end
   return value
 end
@@ -77,22 +78,36 @@ end
 local function make_mesh(comm, parallel)
   if parallel.stall_timeout then core.stall_timeout(parallel.stall_timeout) end
   local pp, tp = positive("pp", parallel.pp, 1), positive("tp", parallel.tp, 1)
-  if tp ~= 1 then fail("parallel.tp = %d: tensor parallelism is not there yet (only 1)", tp) end
+  if tp ~= 1 then
+    fail.usage("parallel.tp = %d: tensor parallelism is not there yet (only 1)", tp)
+  end
   return core.mesh(comm, { pp = pp, tp = tp, dp = positive("dp", parallel.dp, nil) })
 end
 
 -- ---- units and stages
 
+-- What a unit is called: its place in the model, or its class where it is the model or in none.
+local function unit_name(unit) return unit._path == "" and unit._class or unit._path end
+
 -- The model's units, each once.
 local function units_of(model, pp)
   local splits = model.units ~= nn.Module.units
   if not splits and pp > 1 then model:units() end -- raises, and shows how
-  local units = splits and model:units() or { model }
+  local units = { model }
+  if splits then units = model:units() end
+  if type(units) ~= "table" or nn.is_module(units) or #units == 0 then
+    fail("units() of %s must return a list of modules, got %s", model._class,
+      type(units) == "table" and #units == 0 and "an empty one" or expect.describe(units))
+  end
   local seen = {}
   for i, unit in ipairs(units) do
+    if not nn.is_module(unit) then
+      fail("units() of %s: unit %d must be a module, got %s", model._class, i - 1,
+        expect.describe(unit))
+    end
     if seen[unit] then
-      fail("units(): %s is there twice, as unit %d and as unit %d", unit._path, seen[unit] - 1,
-        i - 1)
+      fail("units(): %s is there twice, as unit %d and as unit %d", unit_name(unit),
+        seen[unit] - 1, i - 1)
     end
     seen[unit] = i
   end
@@ -109,8 +124,9 @@ local function parameters_of(self)
   for u, unit in ipairs(self.units) do
     for _, entry in ipairs(unit:used_parameters()) do
       local p = by_name[entry[1]]
-      if not p then fail("unit %s uses the parameter %s, which is not the model's", unit._path,
-        entry[1]) end
+      if not p then
+        fail("unit %s uses the parameter %s, which is not the model's", unit_name(unit), entry[1])
+      end
       if p.units[#p.units] ~= u - 1 then table.insert(p.units, u - 1) end
       local stage = self.stage_of[u]
       if p.stages[#p.stages] ~= stage then table.insert(p.stages, stage) end
@@ -133,7 +149,8 @@ local function named_edges(self)
     for _, name in ipairs(unit.reads or {}) do
       local from = writer[name]
       if not from then
-        fail("unit %s reads the value %q, but no unit before it writes it", unit._path, name)
+        fail("unit %s reads the value %q, but no unit before it writes it", unit_name(unit),
+          name)
       end
       local a, b = self.stage_of[from], self.stage_of[u]
       local pair = a .. " " .. b
@@ -149,8 +166,8 @@ local function named_edges(self)
     end
     for _, name in ipairs(unit.writes or {}) do
       if writer[name] then
-        fail("units %s and %s both write the value %q", self.units[writer[name]]._path, unit._path,
-          name)
+        fail("units %s and %s both write the value %q", unit_name(self.units[writer[name]]),
+          unit_name(unit), name)
       end
       writer[name] = u
     end
@@ -196,6 +213,9 @@ end
 
 local function schedule_of(self, parallel, m, tied)
   local v = self.stages_per_rank
+  if v and v > 1 and self.pp == 1 and not parallel.pipeline then
+    fail.usage("stages_per_rank = %d needs a pipeline: pp is 1", v)
+  end
   local recipe = parallel.pipeline or (v and v > 1 and self.pp > 1 and "interleaved") or "1f1b"
   if type(recipe) == "string" then recipe = rille.schedule_from(recipe) end
   local edges = {}
@@ -261,7 +281,7 @@ end
 local function choose_split(self, by, example, loss)
   local names, params = {}, {}
   for i, unit in ipairs(self.units) do
-    names[i] = unit._path == "" and unit._class or unit._path
+    names[i] = unit_name(unit)
     params[i] = unit:n_parameters()
   end
   local costs, kept, state, limit
@@ -317,8 +337,8 @@ function layout.new(model, parallel, n_global, micro, example, loss, alike)
   self.mesh = make_mesh(comm, parallel)
   self.pp, self.dp = self.mesh:size("pp"), self.mesh:size("dp")
   if n_global < self.dp then
-    fail("batch.global = %d samples cannot feed dp = %d replicas: give each at least one", n_global,
-      self.dp)
+    fail.usage("batch.global = %d samples cannot feed dp = %d replicas: give each at least one",
+      n_global,   self.dp)
   end
   self.n_global = n_global
   self.bucket = positive("bucket", parallel.bucket, 4 << 20) -- bytes of a reduction
@@ -362,6 +382,16 @@ function Layout:microbatches(n)
     end
   end
   return list
+end
+
+--- The names of the stages' last units, stage 0's at 1; where a stage has none, of the one before.
+function Layout:last_units()
+  local names = {}
+  for stage = 0, self.n_stages - 1 do
+    local unit = self.units[self.last_unit[stage]]
+    names[stage + 1] = unit and unit_name(unit) or false
+  end
+  return names
 end
 
 --- How the model lies on the ranks, in words.

@@ -1,10 +1,9 @@
 -- loss - losses under the trainer's contract: a loss gives (sum, count), so that any cut of a batch
--- into
--- microbatches or ranks gives the gradient of the one mean.
+-- into microbatches or ranks gives the gradient of the one mean.
 --
 -- A loss is called as loss(output, target) -> sum, count. It may have
 --   slots(target)   how many entries the target has: the divisor of backward, the same for every
--- layout
+--                   layout
 --   count(target)   how many of them count, in advance (ignored ones do not)
 --   reduction       "sum": not divided at all
 local rille = require "rille"

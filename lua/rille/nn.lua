@@ -1,12 +1,10 @@
 -- nn - modules: classes whose parameters and children register in order of creation.
 --
 -- A module is a table whose class has a method forward; calling the module calls it. Its children
--- and
--- parameters are the fields assigned to it; their path from the root ("h.3.attn.weight") names them
--- in
--- state dicts, error messages and random streams. Nothing here holds values: a parameter is
--- declared with
--- a shape and a recipe, and gets storage when it is first touched or an optimizer gathers it.
+-- and parameters are the fields assigned to it; their path from the root ("h.3.attn.weight") names
+-- them in state dicts, error messages and random streams. Nothing here holds values: a parameter is
+-- declared with a shape and a recipe, and gets storage when it is first touched or an optimizer
+-- gathers it.
 --
 -- Invariants:
 --  1. Order is order of assignment, everywhere (parameters, units, state dict); never pairs().
@@ -296,8 +294,7 @@ function Module:buffer(name, tensor)
 end
 
 --- Changes a buffer: fn(old) -> new. Within a trainer step it is applied at the step's end, in the
---- order of
---- microbatches; a recomputation never applies it.
+--- order of microbatches; a recomputation never applies it.
 function Module:update_buffer(name, fn)
   if self._buffers[name] == nil then
     fail("update_buffer: %s has no buffer %s", self._class, expect.describe(name))

@@ -1,8 +1,7 @@
 -- optim - optimizers over flat weight sets, learning-rate schedules, the one global gradient norm.
 --
--- Parameters are sorted into groups (by default: matrices decay, vectors do not) and each (group,
--- dtype)
--- becomes one flat set that is updated in one pass.
+-- Parameters are sorted into groups (by default: matrices decay, vectors do not); those of one
+-- group and dtype become one flat set that is updated in one pass.
 local rille = require "rille"
 local core = rille.core
 local expect = require "rille.expect"
@@ -34,8 +33,8 @@ local schedules = {
     local fall = 0.5 * (1 + math.cos(math.pi * progress(step, o)))
     return warming(step, o.warmup) * (o.min + (1 - o.min) * fall)
   end,
-  -- warm-up, stable, decay: in a straight line over the last `decay` of all steps (arXiv:2404.06395
-  -- 4)
+  -- warm-up, stable, decay: in a straight line over the last `decay` of all steps
+  -- (arXiv:2404.06395, section 4)
   wsd = function(step, o)
     local start = o.total * (1 - o.decay)
     local fall = math.min(math.max((step - start) / math.max(o.total - start, 1), 0), 1)
@@ -170,8 +169,8 @@ local function check_groups(name, groups)
 end
 
 --- An optimizer over {name, tensor} pairs (model:named_parameters()) by a spec such as
---- {"adamw", lr = 3e-4, betas = {0.9, 0.95}, weight_decay = 0.1, clip = 1.0, schedule = {"cosine",
---- warmup = 100},
+--- {"adamw", lr = 3e-4, betas = {0.9, 0.95}, weight_decay = 0.1, clip = 1.0,
+---  schedule = {"cosine", warmup = 100},
 ---  groups = {{match = "wte", lr = 0.1, weight_decay = 0}, {weight_decay = 0.1}}}. A group's lr is
 --- a factor.
 --- An entry of `named` may say more, where a model lies on several ranks: place (parameters of

@@ -421,7 +421,7 @@ end
 local function make_exec(self)
   local l = self.layout
   self.exec = core.exec {
-    sched = l.sched, comm = self.pp_comm, clocks = self.clocks,
+    sched = l.sched, comm = self.pp_comm, clocks = self.clocks, units = l:last_units(),
     forward = function(...) return stage_calls.forward(self, ...) end,
     backward = function(...) return stage_calls.backward(self, ...) end,
     wgrad = function(...) return stage_calls.wgrad(self, ...) end,

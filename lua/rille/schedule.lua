@@ -46,8 +46,8 @@ end
 local function known_recipe(name)
   local found, nearest = core.sched_find(name)
   if not found then
-    fail("there is no pipeline schedule %q; did you mean %q? There are %s; or a script (mine.lua) "
-      .. "or a list of actions (mine.csv)", name, nearest, table.concat(M.names(), ", "))
+    fail.usage("there is no pipeline schedule %q; did you mean %q? There are %s; or a script "
+      .. "(mine.lua) or a list of actions (mine.csv)", name, nearest, table.concat(M.names(), ", "))
   end
   local t = type_named(found)
   return setmetatable({ name = found, type = t, stages_per_rank = nil }, Recipe)
@@ -104,16 +104,16 @@ end
 
 local function read_csv(path)
   local file, why = io.open(path, "rb")
-  if not file then fail("the schedule %s cannot be read: %s", path, why) end
+  if not file then fail.usage("the schedule %s cannot be read: %s", path, why) end
   local text = file:read("a")
   file:close()
-  if not text then fail("the schedule %s cannot be read", path) end
+  if not text then fail.usage("the schedule %s cannot be read", path) end
   return setmetatable({ name = path, csv = text }, Recipe)
 end
 
 local function run_script(path)
   local file, why = io.open(path, "rb")
-  if not file then fail("the schedule %s cannot be read: %s", path, why) end
+  if not file then fail.usage("the schedule %s cannot be read: %s", path, why) end
   file:close()
   local chunk, wrong = loadfile(path, "t")
   if not chunk then fail("the schedule %s", wrong) end
@@ -143,7 +143,7 @@ local build_names = {
 
 local function check_size(name, value, words)
   if math.type(value) ~= "integer" or value < 1 or value > 1 << 24 then
-    fail("%s = %s must be a whole number from 1 on%s", name, tostring(value), words or "")
+    fail.usage("%s = %s must be a whole number from 1 on%s", name, tostring(value), words or "")
   end
 end
 
@@ -168,7 +168,7 @@ local function chunks_of_type(t, asked)
       others[#others + 1] = other.name
     end
   end
-  fail("stages_per_rank = %d: the schedule %s has %s stage%s a rank; with %d there are %s", v,
+  fail.usage("stages_per_rank = %d: the schedule %s has %s stage%s a rank; with %d there are %s", v,
     t.name, valid_chunks(t), t.chunks_max == 1 and "" or "s", v, table.concat(others, ", "))
 end
 
@@ -186,8 +186,8 @@ local function chunks_of(recipe, asked)
   if recipe.type then return chunks_of_type(recipe.type, asked) end
   local own = recipe.stages_per_rank
   if own and asked and own ~= asked then
-    fail("stages_per_rank = %d, but the schedule %s has stages_per_rank = %d", asked, recipe.name,
-      own)
+    fail.usage("stages_per_rank = %d, but the schedule %s has stages_per_rank = %d", asked,
+      recipe.name, own)
   end
   return own or asked or 1
 end
@@ -198,7 +198,8 @@ local function check_sizes(recipe, o)
   if o.group ~= nil then
     check_size("group", o.group)
     if not recipe.type or recipe.name ~= "interleaved" then
-      fail("group = %d: only the schedule interleaved has groups, this is %s", o.group, recipe.name)
+      fail.usage("group = %d: only the schedule interleaved has groups, this is %s", o.group,
+        recipe.name)
     end
   end
   return chunks_of(recipe, o.stages_per_rank)
@@ -259,7 +260,8 @@ end
 -- The schedule before it is checked and gets its messages.
 local function make(recipe, o)
   if recipe.csv then
-    local box = made(core.sched_new { name = recipe.name, csv = recipe.csv })
+    local box, words = core.sched_new { name = recipe.name, csv = recipe.csv }
+    if not box then fail.usage("the schedule %s: %s", recipe.name, words) end
     return box
   end
   local v = check_sizes(recipe, o)
@@ -279,7 +281,7 @@ local function check_csv_sizes(recipe, sched, o)
   local has = { pp = sched:ranks(), microbatches = sched:mbs(), stages_per_rank = sched:chunks() }
   for _, name in ipairs { "pp", "microbatches", "stages_per_rank" } do
     if o[name] and o[name] ~= has[name] then
-      fail("%s = %d%s, but the schedule %s is for %s = %d", name, o[name],
+      fail.usage("%s = %d%s, but the schedule %s is for %s = %d", name, o[name],
         name == "microbatches" and MICROBATCHES or "", recipe.name, name, has[name])
     end
   end
@@ -291,7 +293,7 @@ local function refuse(recipe, o, words)
     hint = ("\n    hint: group = %d does not suit microbatches = %d and pp = %d; good values are "
       .. "%s"):format(o.group, o.microbatches, o.pp, good_groups(o.pp, o.microbatches))
   end
-  fail("%s", "the schedule is refused: " .. words .. hint)
+  fail.usage("%s", "the schedule is refused: " .. words .. hint)
 end
 
 --- Binds the recipe to sizes: generated, checked, lowered to messages, checked again.

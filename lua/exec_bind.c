@@ -92,9 +92,8 @@ static void read_port(lua_State *L, Rille *r, Port *port, const char *unit) {
       continue;
     }
     if (!t)
-      raise_value(L, r, "%s gave %s%s to stage %d: only tensors go from stage to stage", unit,
-                  lua_toboolean(L, -1) ? "a " : "",
-                  lua_toboolean(L, -1) ? luaL_typename(L, -1) : "nothing", port->stage);
+      raise_value(L, r, "%s gave a %s to stage %d: only tensors and nil go from stage to stage",
+                  unit, luaL_typename(L, -1), port->stage);
     check_status(L, r, tensor_detach(r->ctx, t, &parcel->value[i]));
     parcel->wants_grad[i] = t->requires_grad && r->ctx->grad_enabled;
     lua_pop(L, 1);
@@ -238,8 +237,7 @@ static void *field(lua_State *L, const char *name) {
   return lua_touserdata(L, -1);
 }
 
-// exec{sched =, comm =, clocks = {...}, units = {...}, forward =, backward =, wgrad =, reduce_grad
-// =, ...}
+// exec{sched =, comm =, clocks = {...}, units = {...}, forward =, backward =, wgrad =, ...}
 static int exec_make(lua_State *L) {
   Rille *r = binding_of(L);
   luaL_checktype(L, 1, LUA_TTABLE);

@@ -338,7 +338,7 @@ function layout.new(model, parallel, n_global, micro, example, loss, alike)
   self.pp, self.dp = self.mesh:size("pp"), self.mesh:size("dp")
   if n_global < self.dp then
     fail.usage("batch.global = %d samples cannot feed dp = %d replicas: give each at least one",
-      n_global,   self.dp)
+      n_global, self.dp)
   end
   self.n_global = n_global
   self.bucket = positive("bucket", parallel.bucket, 4 << 20) -- bytes of a reduction

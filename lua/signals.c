@@ -48,13 +48,14 @@ static int catch_signals(lua_State *L) {
   return 0;
 }
 
-// stop_requested(): "SIGTERM" or "SIGUSR1" once one has arrived, else nil. true forgets it.
+// stop_requested(): "SIGTERM" or "SIGUSR1" where one has arrived since the last call, else nil: who
+// asks has to act.
 static int stop_requested(lua_State *L) {
   if (stop_signal == 0)
     lua_pushnil(L);
   else
     lua_pushstring(L, stop_signal == SIGTERM ? "SIGTERM" : "SIGUSR1");
-  if (lua_toboolean(L, 1)) stop_signal = 0;
+  stop_signal = 0;
   return 1;
 }
 

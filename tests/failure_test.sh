@@ -97,22 +97,25 @@ esac
 cat >"$work/steps.lua" <<'END'
 local rille = require "rille"
 local core = rille.core
-local world, stop = core.comm_world(), nil
+local world, stop, why = core.comm_world(), nil, "the word of another rank"
 core.catch_signals()
 world:barrier()
 if world:rank() == 0 then io.stdout:write("ready\n") io.stdout:flush() end
 repeat
-  local flag = rille.full({ 1 }, core.stop_requested() and 1 or 0)
+  local asked = core.stop_requested()
+  why = asked or why
+  local flag = rille.full({ 1 }, asked and 1 or 0)
   world:all_reduce(flag, "max")
   stop = flag:item() > 0
   local till = core.clock() + 0.005
   while core.clock() < till do end
 until stop
-rille.print_all("stopped")
+rille.print_all("stopped by " .. why)
 os.exit(75)
 END
 
-# signalled CLAIM CODE SIGNAL STOPPED COMMAND...: how many ranks stop by agreement.
+# signalled CLAIM CODE SIGNAL STOPPED COMMAND...: how many ranks stop by agreement. SIGNAL is for the
+# command; launcher-KILL is for the launcher that it has started.
 signalled() {
   claim=$1 want=$2 signal=$3 stopped=$4 status=0
   shift 4
@@ -123,7 +126,9 @@ signalled() {
     if grep -q ready "$log"; then break; fi
     sleep 0.1
   done
-  kill "-$signal" "$(ps -o pid= --ppid $job | head -n 1)"
+  pid=$(ps -o pid= --ppid $job | head -n 1)
+  case $signal in launcher-*) pid=$(ps -o pid= --ppid "$pid" | head -n 1) ;; esac
+  kill "-${signal#launcher-}" "$pid"
   wait $job || status=$?
   n=$(grep -c stopped "$log" || true)
   case " $want " in
@@ -142,16 +147,25 @@ signalled 'INT, one process: ends at once' 130 INT 0 "$rille"
 for impl in $impls; do
   choose "$impl"
   signalled "$RILLE_MPI: TERM, rille -n: all ranks stop by agreement" 75 TERM 2 "$rille" -n 2
+  if grep -q 'stopped by SIGTERM' "$log"; then echo "ok $RILLE_MPI: ... and know by what"; else
+    failed=1 && echo "not ok $RILLE_MPI: ... and know by what" && cat "$log"
+  fi
   [ -s "$work/err" ] && failed=1 && echo "not ok $RILLE_MPI: nothing else is said" && cat "$work/err"
   signalled "$RILLE_MPI: USR1, rille -n: the same" 75 USR1 2 "$rille" -n 2
-  signalled "$RILLE_MPI: INT, rille -n: ends at once" 130 INT any "$rille" -n 2
+  signalled "$RILLE_MPI: INT, rille -n: ends at once" 130 INT 0 "$rille" -n 2
   [ -s "$work/err" ] && failed=1 && echo "not ok $RILLE_MPI: nothing is said of it" && cat "$work/err"
+  signalled "$RILLE_MPI: kill -9 of the launcher" 137 launcher-KILL any "$rille" -n 2
+  if grep -q '^rille: mpi[a-z.]* was killed by signal 9' "$work/err"; then
+    echo "ok $RILLE_MPI: ... is said"
+  else
+    failed=1 && echo "not ok $RILLE_MPI: ... is said" && cat "$work/err"
+  fi
 done
 choose openmpi
 unset RILLE_MPI
 case $impls in *openmpi*)
   signalled 'USR1, mpirun: all ranks stop by agreement' 75 USR1 2 "$mpirun" -n 2 "$rille"
-  signalled 'TERM, mpirun: ends within seconds' '1 143' TERM any "$mpirun" -n 2 "$rille"
+  signalled 'TERM, mpirun: ends within seconds, with or without a checkpoint' '1 143' TERM any "$mpirun" -n 2 "$rille"
   signalled 'INT, mpirun: the same' '1 130' INT any "$mpirun" -n 2 "$rille"
   ;;
 esac

@@ -418,8 +418,8 @@ function nn.call_unit(run, unit, values, named)
     values = table.pack(table.unpack(values, 1, values.n))
     for _, name in ipairs(reads) do
       if named[name] == nil then
-        error(("%s reads the value %q, which no unit before it has written"):format(unit._path,
-          name), 0)
+        error(("%s reads the value %q, which no unit before it has written"):format(
+          unit._path == "" and unit._class or unit._path, name), 0)
       end
       values.n = values.n + 1
       values[values.n] = named[name]
@@ -429,7 +429,8 @@ function nn.call_unit(run, unit, values, named)
   if writes then
     if results.n <= #writes then
       error(("%s returned %d values; it writes %d named ones (%s), which come after the others")
-        :format(unit._path, results.n, #writes, table.concat(writes, ", ")), 0)
+        :format(unit._path == "" and unit._class or unit._path, results.n, #writes,
+          table.concat(writes, ", ")), 0)
     end
     for i, name in ipairs(writes) do
       local at = results.n - #writes + i

@@ -98,8 +98,8 @@ local function way_of(by)
     if by == way then return way end
   end
   fail.usage("split = %s: it must be \"uniform\", \"parameters\", \"time\" or a list with the "
-    .. "number of units of each stage%s", type(by) == "string" and ("%q"):format(by) or tostring(by),
-    type(by) == "string" and rille.did_you_mean(by, ways) or "")
+    .. "number of units of each stage%s", type(by) == "string" and ("%q"):format(by)
+    or tostring(by), type(by) == "string" and rille.did_you_mean(by, ways) or "")
 end
 
 --- Chooses a split.

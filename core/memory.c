@@ -71,7 +71,7 @@ static size_t read_number(const char *path) {
   return got == 1 ? (size_t)n : 0;
 }
 
-static size_t machine_memory(void) {
+size_t pool_machine_memory(void) {
   size_t physical = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
   size_t cgroup = read_number("/sys/fs/cgroup/memory.max");
   if (!cgroup) cgroup = read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes");
@@ -81,7 +81,7 @@ static size_t machine_memory(void) {
 Status pool_new(size_t limit, Pool **out) {
   Pool *pool = calloc(1, sizeof *pool);
   if (!pool) return fail(ST_ENOMEM, "cannot allocate the memory pool");
-  pool->limit = limit ? limit : machine_memory();
+  pool->limit = limit ? limit : pool_machine_memory();
   *out = pool;
   return ST_OK;
 }

@@ -48,6 +48,9 @@ typedef struct MemUse {
 
 typedef struct Pool Pool;
 
+// Bytes of the machine's memory (cgroup limit included).
+size_t pool_machine_memory(void);
+
 // A pool that holds at most `limit` bytes; 0: the machine's memory (cgroup limit included).
 Status pool_new(size_t limit, Pool **out);
 void pool_delete(Pool *pool);

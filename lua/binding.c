@@ -92,6 +92,13 @@ static void add_searcher(lua_State *L) {
   lua_pop(L, 2);
 }
 
+// Bytes for this rank's tensors: ranks on the same node share its memory.
+static size_t memory_share(void) {
+  Launch launch;
+  launch_read(&launch);
+  return pool_machine_memory() / (size_t)launch.local_world;
+}
+
 static Rille *push_state(lua_State *L) {
   Rille *r = lua_newuserdatauv(L, sizeof *r, 0);
   memset(r, 0, sizeof *r);
@@ -103,7 +110,7 @@ static Rille *push_state(lua_State *L) {
   if (comm_world(&world) != ST_OK) luaL_error(L, "rille: %s", status_message());
   r->rank = world->rank;
   r->world = world->size;
-  if (ctx_new(0, &r->ctx) != ST_OK) luaL_error(L, "rille: %s", status_message());
+  if (ctx_new(memory_share(), &r->ctx) != ST_OK) luaL_error(L, "rille: %s", status_message());
   lua_createtable(L, 0, 1);
   lua_pushcfunction(L, rille_gc);
   lua_setfield(L, -2, "__gc");

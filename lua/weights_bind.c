@@ -247,14 +247,19 @@ static int set_grad_norms(lua_State *L) {
   return 1;
 }
 
-// fingerprint(parameter): 64 bits that depend on its name and values, not on the layout.
+// fingerprint(parameter, values): 64 bits that depend on its name and values, not on the layout;
+// values: those of another tensor of its shape and type.
 static int fingerprint(lua_State *L) {
   Rille *r = binding_of(L);
   const Tensor *t = tensor_check(L, r, 1, "fingerprint: the argument");
   if (!t->param) raise_value(L, r, "fingerprint: a parameter is wanted");
   uint64_t value;
+  const Tensor *values =
+      lua_isnoneornil(L, 2) ? NULL : tensor_check(L, r, 2, "fingerprint: values");
+  if (values && (values->dtype != t->dtype || tensor_numel(values) != tensor_numel(t)))
+    raise_value(L, r, "fingerprint: values of the parameter's dtype and shape are wanted");
   check_status(L, r, param_place(r->ctx, t->param));
-  check_status(L, r, optim_fingerprint(r->ctx, t->param, &value));
+  check_status(L, r, optim_fingerprint(r->ctx, t->param, values, &value));
   lua_pushinteger(L, (lua_Integer)value);
   return 1;
 }

@@ -156,7 +156,7 @@ Status optim_grad_norms(Ctx *ctx, WeightSet *set, bool infinity, double *out) {
 enum { PRINT_BLOCK = 65536 };
 
 typedef struct Print {
-  const Tensor *t;
+  const Tensor *t, *values;
   uint64_t key;
   uint64_t *sums; // one a block
 } Print;
@@ -187,15 +187,16 @@ static void print_blocks(void *context, int64_t begin, int64_t end) {
     int64_t stop = (b + 1) * PRINT_BLOCK < numel ? (b + 1) * PRINT_BLOCK : numel;
     uint64_t sum = 0;
     for (int64_t i = b * PRINT_BLOCK; i < stop; i++)
-      sum += hash_mix(print->key + (uint64_t)global_index(print->t, i), element_bits(print->t, i));
+      sum += hash_mix(print->key + (uint64_t)global_index(print->t, i),
+                      element_bits(print->values, i));
     print->sums[b] = sum;
   }
 }
 
-Status optim_fingerprint(Ctx *ctx, const Param *param, uint64_t *out) {
+Status optim_fingerprint(Ctx *ctx, const Param *param, const Tensor *values, uint64_t *out) {
   const Tensor *t = param->tensor;
   int64_t blocks = (tensor_numel(t) + PRINT_BLOCK - 1) / PRINT_BLOCK;
-  Print print = {.t = t, .key = hash_string(param->name, 0)};
+  Print print = {.t = t, .values = values ? values : t, .key = hash_string(param->name, 0)};
   *out = 0;
   if (blocks == 0) return ST_OK;
   size_t bytes = (size_t)blocks * sizeof(uint64_t);

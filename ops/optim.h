@@ -32,8 +32,9 @@ Status optim_sgd(Ctx *ctx, WeightSet *set, const SgdOptions *options);
 Status optim_grad_norms(Ctx *ctx, WeightSet *set, bool infinity, double *out);
 
 // The order-free fingerprint of a parameter's values: the sum, modulo 2^64, over its elements of a
-// mix of its name, the element's global index and its bits. Equal for every layout.
-Status optim_fingerprint(Ctx *ctx, const Param *param, uint64_t *out);
+// mix of its name, the element's global index and its bits. Equal for every layout. `values`: those
+// of another tensor, contiguous, of the parameter's dtype and shape (of its shard); NULL: its own.
+Status optim_fingerprint(Ctx *ctx, const Param *param, const Tensor *values, uint64_t *out);
 
 #ifdef __cplusplus
 }

@@ -63,6 +63,9 @@ local function write(n)
 end
 if o.sample > 0 then write(0) end
 
+local has_timeline = o.timeline and trainer:check_timeline(o.timeline)
+if o.timeline and not has_timeline then print "no pipeline, no timeline" end
+
 if o.resume then print(("resumed at step %d"):format(trainer:resume(o.resume))) end
 print(("GPT (%s): %d blocks, d %d, %d heads, %.1f M parameters; %d samples of %d bytes a step")
   :format(o.style, o.layers, o.d, o.heads, model:n_parameters() / 1e6, o.global, o.T))
@@ -75,6 +78,6 @@ for step, batch in trainer:steps(data.train, o.steps) do
   end
 end
 if o.out then trainer:save() end
-if o.timeline then print(trainer:timeline(o.timeline) or "no pipeline, no timeline") end
+if has_timeline then print(trainer:timeline(o.timeline) or "no timeline: no step was run") end
 
 if o.sample > 0 then print("\n" .. write(o.sample)) end

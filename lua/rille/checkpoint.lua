@@ -1,11 +1,21 @@
 -- checkpoint - writing and reading a trainer's whole state, exactly, under any layout.
 --
 -- Tensors are kept by name: model.<name>, buffer.<name>, optimizer.<state>.<name>. One rank writes
--- one safetensors file; several write one each (checkpoint-00000010-00002-of-00004.safetensors),
--- with an index beside them, and every rank reads the tensors that it holds. The metadata has a
--- JSON record of the run under the key "rille", and under "rille.digests.<file>" a digest of each
--- tensor. checkpoint.json names the latest complete checkpoint. All of them appear by rename, so an
--- interruption at any point leaves the previous checkpoint usable.
+-- one safetensors file; several write one each, with an index beside them, and every rank reads the
+-- tensors that it holds:
+--
+--     checkpoint-00000010.safetensors.index.json
+--     checkpoint-00000010-5f3a90c1-00002-of-00004.safetensors     5f3a90c1: the save's own token
+--
+-- The metadata has a JSON record of the run under the key "rille", under "rille.digests.<file>" a
+-- digest of each tensor, and in files of several under "rille.save.<file>" the token, which the
+-- index has too. checkpoint.json names the latest complete checkpoint, and those that are kept.
+--
+-- Invariants:
+--  1. All files appear by rename, and no save writes to the files of another before its own are
+--     whole: an interruption at any point leaves the previous checkpoint usable.
+--  2. A save that fails on one rank fails on all, and takes away what it has written.
+--  3. What is resumed is what one save has written: digests, tokens and fingerprint say so.
 local rille = require "rille"
 local core = rille.core
 local expect = require "rille.expect"
@@ -64,10 +74,64 @@ local function record_of(trainer)
   }
 end
 
+-- Runs f, which must not communicate, on every rank. Where it fails on one it fails on all: the
+-- words of the failure, or nil and what f gives.
+local function together(all, f, ...)
+  local is_good, result = pcall(f, ...)
+  local mine = is_good and "" or tostring(result)
+  if all:size() == 1 then return not is_good and mine or nil, result end
+  for rank, words in ipairs(all:all_gather(mine)) do
+    if words ~= "" then
+      return mine ~= "" and mine or ("on rank %d: %s"):format(rank - 1, words)
+    end
+  end
+  return nil, result
+end
+
+-- ---- files
+
+local function name_of(path) return path:match("[^/]+$") end
+local function folder_of(path) return path:match("^(.*)/[^/]*$") or "." end
+
+-- The JSON object in a file; nil, and why, where there is none.
+local function read_object(path)
+  local f <close>, why = io.open(path)
+  if not f then return nil, why end
+  local ok, object = pcall(core.json_decode, f:read("a"))
+  if ok and type(object) == "table" then return object end
+  return nil, ok and "it is no object" or tostring(object)
+end
+
+-- The token of the save that wrote an index; nil if there is none.
+local function index_token(path)
+  local index = read_object(path)
+  return index and type(index.metadata) == "table" and index.metadata.save or nil
+end
+
+local function shard_path(base, token, rank, n)
+  return ("%s-%s-%05d-of-%05d.safetensors"):format(base, token, rank + 1, n)
+end
+
+-- What a checkpoint consists of, the index first: of what it names, only what a save may have made.
+local function files_of(path)
+  local base = path:match("^(.*)%.safetensors%.index%.json$")
+  local index, list, seen = base and read_object(path), { path }, {}
+  if not index or type(index.weight_map) ~= "table" then return list end
+  local stem = name_of(base)
+  for _, name in pairs(index.weight_map) do
+    local rest = type(name) == "string" and name:sub(1, #stem) == stem and name:sub(#stem + 1)
+    if rest and rest:find("^%-%x+%-%d+%-of%-%d+%.safetensors$") and not seen[name] then
+      seen[name] = true
+      table.insert(list, folder_of(path) .. "/" .. name)
+    end
+  end
+  return list
+end
+
 -- ---- writing
 
--- This rank's file. Returns the names in it.
-local function write_file(path, trainer, record, number)
+-- This rank's file, number `number`. Returns the names in it.
+local function write_file(path, trainer, record, number, token)
   local entries, digests, names = {}, {}, {}
   for _, entry in ipairs(all_tensors(trainer)) do
     if entry.is_mine then
@@ -77,45 +141,107 @@ local function write_file(path, trainer, record, number)
     end
   end
   if #entries == 0 then return names end
-  rille.save(path, entries, { rille = core.json_encode(record),
-    ["rille.digests." .. number] = core.json_encode(digests) })
+  local metadata = { rille = core.json_encode(record),
+    ["rille.digests." .. number] = core.json_encode(digests) }
+  if token then metadata["rille.save." .. number] = token end
+  rille.save(path, entries, metadata)
   return names
 end
 
--- The names of the files that a checkpoint of n ranks consists of.
-local function shard_path(base, rank, n)
-  return ("%s-%05d-of-%05d.safetensors"):format(base, rank + 1, n)
+-- A token that no earlier save of this name has.
+local function new_token(base, n)
+  local random <close> = assert(io.open("/dev/urandom", "rb"))
+  local token
+  repeat token = ("%08x"):format(("<I4"):unpack(random:read(4)))
+  until not core.stat(shard_path(base, token, 0, n))
+  return token
 end
 
--- Every rank its file, then the index; the path of the index.
+-- Every rank its file. Returns {path = of the index, token =, mine = this rank's file, weight_map =
+-- what the index says}; or nil and words.
 local function write_shards(path, trainer, record)
   local all = trainer.layout.mesh:all()
-  local base, n = path:gsub("%.safetensors$", ""), all:size()
-  local mine = shard_path(base, all:rank(), n)
-  local names = write_file(mine, trainer, record, all:rank() + 1)
-  local lists = all:all_gather(table.concat(names, "\n"))
-  local index = base .. ".safetensors.index.json"
-  if all:rank() == 0 then
-    local map = {}
-    for rank, text in ipairs(lists) do
-      local file = shard_path(base, rank - 1, n):match("[^/]+$")
-      for name in text:gmatch("[^\n]+") do map[name] = file end
-    end
-    core.write_atomic(index, core.json_encode { metadata = {}, weight_map = map } .. "\n")
+  local base, n, rank = path:gsub("%.safetensors$", ""), all:size(), all:rank()
+  local token = all:all_gather(rank == 0 and new_token(base, n) or "")[1]
+  local mine = shard_path(base, token, rank, n)
+  local words, names = together(all, write_file, mine, trainer, record, rank + 1, token)
+  if words then
+    os.remove(mine)
+    return nil, words
   end
-  return index
+  local map = {}
+  for other, text in ipairs(all:all_gather(table.concat(names, "\n"))) do
+    local file = name_of(shard_path(base, token, other - 1, n))
+    for name in text:gmatch("[^\n]+") do map[name] = file end
+  end
+  return { path = base .. ".safetensors.index.json", token = token, mine = mine, weight_map = map }
 end
 
--- What a checkpoint that was written consists of: the index goes first.
-local function files_of(path, n)
-  if n == 1 then return { path } end
-  local list, base = { path }, path:gsub("%.safetensors%.index%.json$", "")
-  for rank = 0, n - 1 do table.insert(list, shard_path(base, rank, n)) end
-  return list
+-- The same for one rank: its file is the checkpoint.
+local function write_whole(path, trainer, record)
+  local was_there = core.stat(path)
+  local words = together(trainer.layout.mesh:all(), write_file, path, trainer, record, 1)
+  if not words then return { path = path, mine = path, was_there = was_there } end
+  if not was_there then os.remove(path) end
+  return nil, words
+end
+
+-- An index in place of an older one, whose files have no name then.
+local function write_index(save)
+  local old = files_of(save.path)
+  save.was_there = core.stat(save.path)
+  core.write_atomic(save.path,
+    core.json_encode { metadata = { save = save.token }, weight_map = save.weight_map } .. "\n")
+  for i = 2, #old do os.remove(old[i]) end
+end
+
+-- checkpoint.json names this checkpoint; old ones of this run beyond the number to keep go.
+local function write_pointer(trainer, save, step)
+  local list, old, names = {}, {}, {}
+  for _, path in ipairs(trainer.checkpoints) do
+    if path ~= save.path then table.insert(list, path) end
+  end
+  table.insert(list, save.path)
+  while #list > math.max(trainer.checkpoint_keep, 1) do
+    table.insert(old, table.remove(list, 1))
+  end
+  for i, path in ipairs(list) do names[i] = name_of(path) end
+  core.write_atomic(trainer.out .. "/" .. POINTER,
+    core.json_encode { step = step, file = name_of(save.path), kept = names } .. "\n")
+  trainer.checkpoints = list
+  for _, path in ipairs(old) do
+    for _, file in ipairs(files_of(path)) do os.remove(file) end
+  end
+end
+
+-- On rank 0, after a failure: whether this save's files are all there is under their name, because
+-- an index or a file was replaced, or because checkpoint.json names them already.
+local function is_in_place(trainer, save, own)
+  if save.token and index_token(save.path) ~= save.token then return false end
+  local pointer = own and read_object(trainer.out .. "/" .. POINTER)
+  return save.was_there or not own or pointer and pointer.file == name_of(save.path)
+end
+
+-- Rank 0 makes the files of all a checkpoint. Returns words if that failed, and whether the files
+-- of this save stay.
+local function publish(trainer, save, step, own)
+  local all = trainer.layout.mesh:all()
+  local is_first = all:rank() == 0
+  local words = together(all, function()
+    if is_first and save.token then write_index(save) end
+    if is_first and own then write_pointer(trainer, save, step) end
+  end)
+  if not words then return nil end
+  local stays = is_first and is_in_place(trainer, save, own)
+  if is_first and not stays and index_token(save.path) == save.token then os.remove(save.path) end
+  if all:size() > 1 then stays = all:all_gather(stays and "stays" or "")[1] == "stays" end
+  if not stays then os.remove(save.mine) end
+  return words, stays
 end
 
 --- Writes a checkpoint to `path` (default: a file in the trainer's out directory); returns the
---- path of the file, or of the index of several. Every rank calls it.
+--- path of the file, or of the index of several. Every rank calls it; what fails on one, as on a
+--- full disk, fails on all, and leaves the previous checkpoint and nothing else.
 function checkpoint.save(trainer, path)
   expect("Trainer:save", "path", path, "path?")
   local own, all = path == nil, trainer.layout.mesh:all()
@@ -125,27 +251,14 @@ function checkpoint.save(trainer, path)
     path = ("%s/checkpoint-%08d.safetensors"):format(trainer.out, trainer.step_count)
   end
   local record = record_of(trainer)
-  if all:size() == 1 then write_file(path, trainer, record, 1)
-  else path = write_shards(path, trainer, record) end
-  if own and all:rank() == 0 then
-    core.write_atomic(trainer.out .. "/" .. POINTER,
-      core.json_encode { step = record.step, file = path:match("[^/]+$") } .. "\n")
-    checkpoint.prune(trainer, path)
+  local save, words = (all:size() == 1 and write_whole or write_shards)(path, trainer, record)
+  local stays
+  if save then words, stays = publish(trainer, save, record.step, own) end
+  if words then
+    error(words .. "\n  " .. (stays and "the files of this save are in place, whole: " .. save.path
+      or "what this save had written is removed; earlier checkpoints are as they were"), 0)
   end
-  all:barrier()
-  return path
-end
-
--- Old checkpoints of this run beyond the number to keep go.
-function checkpoint.prune(trainer, path)
-  local list, n = trainer.checkpoints, trainer.layout.mesh:all():size()
-  for i, written in ipairs(list) do
-    if written.path == path then table.remove(list, i) break end
-  end
-  table.insert(list, { path = path, files = files_of(path, n) })
-  while #list > math.max(trainer.checkpoint_keep, 1) do
-    for _, file in ipairs(table.remove(list, 1).files) do os.remove(file) end
-  end
+  return save.path
 end
 
 -- ---- reading
@@ -159,17 +272,14 @@ local function locate(path)
       path, POINTER)
   end
   if not there.is_directory then return path end
-  local f = io.open(pointer)
-  if not f then
+  if not core.stat(pointer) then
     fail("resume: the directory %s has no %s, which names the latest checkpoint: nothing was saved "
       .. "there\n    hint: a trainer writes it with out = %q and checkpoint = {every = 100}, or "
       .. "trainer:save()", path, POINTER, path)
   end
-  local text = f:read("a")
-  f:close()
-  local ok, record = pcall(core.json_decode, text)
-  if not ok or type(record) ~= "table" or type(record.file) ~= "string" then
-    fail("%s is not a checkpoint pointer: %s", pointer, tostring(record))
+  local record, why = read_object(pointer)
+  if not record or type(record.file) ~= "string" then
+    fail("%s is not a checkpoint pointer: %s", pointer, why or "it names no file")
   end
   return path .. "/" .. record.file
 end
@@ -208,9 +318,26 @@ local function all_names(trainer)
   return names
 end
 
--- This rank's tensors beside the file's: targets and values. Fails with all that does not fit.
+-- Refuses an index whose files are not all of the save that wrote it.
+local function check_parts(path, metadata)
+  if not path:find("%.json$") then return end
+  local token, files, n_files, n_parts = index_token(path), {}, 0, 0
+  for _, name in pairs(read_object(path).weight_map) do
+    if not files[name] then files[name], n_files = true, n_files + 1 end
+  end
+  for key, value in pairs(metadata) do
+    if key:find("^rille%.save%.") and value == token then n_parts = n_parts + 1 end
+  end
+  if n_parts ~= n_files then
+    fail("%s is damaged: of the %d files that it names, %d are of the save that wrote it", path,
+      n_files, n_parts)
+  end
+end
+
+-- This rank's tensors beside the file's: targets, values, and the values by name. Fails with all
+-- that does not fit.
 local function match(trainer, path, file)
-  local problems, targets, values, there = {}, {}, {}, {}
+  local problems, targets, values, there, by_name = {}, {}, {}, {}, {}
   for _, name in ipairs(file:names()) do there[name] = true end
   local digests = read_digests(file:metadata())
   for _, entry in ipairs(all_tensors(trainer)) do
@@ -225,6 +352,7 @@ local function match(trainer, path, file)
       end
       table.insert(targets, target)
       table.insert(values, value)
+      by_name[name] = value
     else
       table.insert(problems, ("  %s %s[%s] %s"):format(name, target:dtype(), want,
         value and ("is %s[%s] in the file"):format(value:dtype(), have) or "is missing"))
@@ -238,47 +366,100 @@ local function match(trainer, path, file)
     table.sort(problems)
     fail("%s does not fit this run:\n%s", path, table.concat(problems, "\n"))
   end
-  return targets, values
+  return targets, values, by_name
 end
 
---- Brings a trainer to the state of a checkpoint, exactly, whatever layout wrote it. Errors name
---- what does not fit, or that the file is damaged; nothing has changed then.
-function checkpoint.resume(trainer, path)
-  expect("Trainer:resume", "path", path, "path")
+-- What there is to resume, on this rank: {path =, record =, targets =, values =, print = this
+-- rank's part of the weights' fingerprint}.
+local function read(trainer, path)
   path = locate(path)
-  local file = core.safetensors_open(path)
-  local record = read_record(path, file:metadata())
-  local optimizer = trainer.optimizer
-  if record.optimizer ~= optimizer.name then
-    fail("%s was written with the optimizer %s, this run has %s", path, record.optimizer,
+  local file, l, optimizer = core.safetensors_open(path), trainer.layout, trainer.optimizer
+  local found = { path = path, record = read_record(path, file:metadata()), print = 0 }
+  check_parts(path, file:metadata())
+  if found.record.optimizer ~= optimizer.name then
+    fail("%s was written with the optimizer %s, this run has %s", path, found.record.optimizer,
       optimizer.name)
   end
+  optimizer.steps_done = found.record.optimizer_steps -- decides which state there is
+  local by_name
+  found.targets, found.values, by_name = match(trainer, path, file)
+  for _, p in ipairs(l.params) do
+    if p.owner == l.rank then
+      found.print = found.print + core.fingerprint(p.tensor, by_name["model." .. p.name])
+    end
+  end
+  file:close()
+  return found
+end
+
+-- Refuses weights that together are not those of the record.
+local function check_fingerprint(trainer, found)
+  local PART <const>, mesh, sums = "<i8i8", trainer.layout.mesh, {}
+  local mine = PART:pack(mesh:at("dp"), found.print)
+  for _, text in ipairs(mesh:all():size() == 1 and { mine } or mesh:all():all_gather(mine)) do
+    local replica, print = PART:unpack(text)
+    sums[replica] = (sums[replica] or 0) + print
+  end
+  for _, sum in pairs(sums) do
+    local have = ("%016x"):format(sum)
+    if have ~= found.record.fingerprint then
+      return ("%s is damaged: its weights have the fingerprint %s, those that were saved had %s")
+        :format(found.path, have, found.record.fingerprint)
+    end
+  end
+end
+
+-- The checkpoints of the run that is resumed, oldest first, the one that it goes on from last: none
+-- where that lies elsewhere than in this run's directory.
+local function kept_before(trainer, path)
+  local function plain(folder) return (folder:gsub("^%./", ""):gsub("/+$", "")) end
+  local list = {}
+  if not trainer.out or plain(folder_of(path)) ~= plain(trainer.out) then return list end
+  local pointer = read_object(trainer.out .. "/" .. POINTER)
+  local names = pointer and type(pointer.kept) == "table" and pointer.kept or {}
+  table.insert(names, name_of(path))
+  for i, name in ipairs(names) do
+    local is_own = type(name) == "string" and name:find("^checkpoint%-%d+%.safetensors[%.%a]*$")
+    if is_own and (i == #names or name ~= name_of(path)) then
+      table.insert(list, trainer.out .. "/" .. name)
+    end
+  end
+  return list
+end
+
+--- Brings a trainer to the state of a checkpoint, exactly, whatever layout wrote it. Every rank
+--- calls it. Errors name what does not fit, or that the file is damaged; they are errors on all
+--- ranks, and nothing has changed then.
+function checkpoint.resume(trainer, path)
+  expect("Trainer:resume", "path", path, "path")
+  local optimizer = trainer.optimizer
   local steps_done = optimizer.steps_done
-  optimizer.steps_done = record.optimizer_steps -- decides which state there is
-  local ok, targets, values = pcall(match, trainer, path, file)
-  if not ok then
+  local words, found = together(trainer.layout.mesh:all(), read, trainer, path)
+  words = words or check_fingerprint(trainer, found)
+  if words then
     optimizer.steps_done = steps_done
-    error(targets, 0)
+    error(words, 0)
   end
   rille.no_grad(function()
-    for i, target in ipairs(targets) do target:copy_(values[i]) end
+    for i, target in ipairs(found.targets) do target:copy_(found.values[i]) end
   end)
-  file:close()
+  local record = found.record
   trainer.step_count, trainer.samples_seen = record.step, record.samples_seen
   rille.random_state(record.random)
-  trainer.checkpoints = {}
-  if not path:find("%.json$") then trainer.checkpoints[1] = { path = path, files = { path } } end
+  trainer.checkpoints = kept_before(trainer, found.path)
   trainer.resumed = true
   return record.step
 end
 
---- After each step of the loop: a checkpoint when one is due, and the end when somebody asked any
---- rank for it (signal: the name of what it got). is_latest: no step has been run since.
-function checkpoint.after_step(trainer, metrics, is_latest, signal)
+--- After each step of the loop: a checkpoint when one is due.
+function checkpoint.when_due(trainer)
   local every = trainer.checkpoint_every
-  local due = is_latest and every > 0 and trainer.step_count % every == 0
-  if due or (signal and trainer.out) then checkpoint.save(trainer) end
-  if not signal then return end
+  if every > 0 and trainer.step_count % every == 0 then checkpoint.save(trainer) end
+end
+
+--- Somebody asked a rank to stop (signal: the name of what it got): a checkpoint, and the end.
+function checkpoint.stop(trainer, metrics, signal)
+  if trainer.out then checkpoint.save(trainer) end
   metrics:say(("%s: stopped after step %d%s"):format(signal, trainer.step_count,
     trainer.out and ", checkpoint written to " .. trainer.out or
     ", without a checkpoint (the trainer has no out directory)"))

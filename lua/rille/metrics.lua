@@ -163,7 +163,7 @@ local function write(self, r)
     if not self.is_resumed then put_aside(self) end
     local file, why = io.open(self.path, "a")
     if not file then fail("metrics: %s", why) end
-    self.file = file
+    self.file, self.is_resumed = file, true -- what comes after close() is appended
   end
   local written, why = self.file:write(object_of(self, r))
   if written then written, why = self.file:flush() end

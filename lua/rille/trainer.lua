@@ -256,7 +256,8 @@ local function bubble_of(self, is_latest)
   return bubble
 end
 
--- Metrics, checkpoint and requests to stop for a step that was run: {r =, seconds =, data =}.
+-- Metrics for a step that was run: {r =, seconds =, data =}. Returns the name of a signal that some
+-- rank has got by then.
 local function after_step(self, metrics, run)
   local r, is_latest = run.r, run.r.step == self.step_count
   if r.complete then r.complete(true) end
@@ -271,7 +272,7 @@ local function after_step(self, metrics, run)
   end
   metrics:step(record)
   local alone = self.layout.mesh:all():size() == 1
-  checkpoint.after_step(self, metrics, is_latest, r.stop or alone and core.stop_requested() or nil)
+  return r.stop or alone and core.stop_requested() or nil
 end
 
 -- Whether all ranks must stand still after this step.
@@ -336,7 +337,13 @@ function Trainer:steps(loader, n)
     started = nil
     local newest = runs[#runs] and runs[#runs].r
     local keep = newest and not all and newest.complete and not is_due(self, newest.step) and 1 or 0
-    while #runs > keep do after_step(self, metrics, table.remove(runs, 1)) end
+    local signal
+    while #runs > keep do
+      signal = after_step(self, metrics, table.remove(runs, 1)) or signal
+      if signal then keep = 0 end -- the end: all steps are told of first
+    end
+    if signal then checkpoint.stop(self, metrics, signal) end
+    if newest and #runs == 0 then checkpoint.when_due(self) end
   end
   local closing = setmetatable({}, {
     __close = function(_, failure)
@@ -356,6 +363,24 @@ function Trainer:steps(loader, n)
     return self.step_count + 1, batch
   end
   return next_step, nil, nil, closing
+end
+
+--- Says before a training whether timeline(path) will have something to write, and can: false
+--- without a pipeline; a usage error where no file can be made at `path`.
+---@return boolean
+function Trainer:check_timeline(path)
+  expect("Trainer:check_timeline", "path", path, "path")
+  if self.layout.mesh:all():rank() == 0 then
+    local there, folder = core.stat(path), path:match("^(.*/)[^/]*$") or "./"
+    local probe = ("%s.timeline-%x"):format(folder, core.clock() * 1e9 // 1 | 0)
+    local file, why = io.open(probe, "w")
+    if file then file:close() os.remove(probe) end
+    if there and there.is_directory then file, why = nil, "it is a directory" end
+    if not file then
+      fail.usage("the timeline cannot be written to %s: %s", path, (why:gsub("^.*: ", "")))
+    end
+  end
+  return self.layout.pp > 1
 end
 
 --- Writes an SVG of the latest step: what its pipeline schedule promises above what was measured.

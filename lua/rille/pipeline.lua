@@ -158,7 +158,7 @@ function Pipeline:bubble(is_latest)
   return {
     share = idle / ((ledger.finish - ledger.start) * #ledger.idle), idle = idle,
     idle_by_rank = ledger.idle, causes = sum_by_name(ledger.causes), late_rank = ledger.latest,
-    slow_rank = core.ledger_watch(self.watch, ledger, 10, 0.02),
+    slow_rank = core.ledger_watch(self.watch, ledger, 10, 0.1),
     words = ledger.words,
   }
 end

@@ -15,7 +15,7 @@ done
 if [ -z "$impls" ]; then exit 0; fi
 rille=$build/rille
 # A socket's path is short; the user whom Slurm runs jobs as enters it.
-work=$(mktemp -d /tmp/rille.XXXXXX)
+work=$(mktemp -d)
 log=$work/log pids=''
 
 stop() {

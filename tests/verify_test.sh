@@ -4,6 +4,8 @@ set -eu
 rille=$BUILD/rille
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+export TMPDIR="$work/tmp" # where verify's folders are made
+mkdir "$TMPDIR"
 failed=0
 
 # says CLAIM CODE LINES COMMAND...: the command ends with this code and says what matches each line.
@@ -128,7 +130,7 @@ says 'a script that fails: its words' 1 'bad.lua:1: boom' \
 says 'a layout that is none: exit code 2' 2 'must be dp=, tp=, pp=' \
   "$rille" verify "$work/net.lua" --a 'pp=1' --b 'px=2'
 says 'one layout: exit code 2' 2 'two layouts are needed' "$rille" verify "$work/net.lua" --a pp=1
-left=$(grep -ls "$work" /tmp/lua_*/out || true)
+left=$(find "$TMPDIR" -maxdepth 1 -name 'tmp.*')
 if [ -z "$left" ]; then echo 'ok no run leaves its folder'; else
   echo "not ok no run leaves its folder: $left"
   failed=1

@@ -203,10 +203,11 @@ function layout.share(n_total, parts, index)
   return index * base + math.min(index, extra), base + (index < extra and 1 or 0)
 end
 
---- The samples of microbatch mb (from 0) among n, micro at a time.
-function layout.cut(n, micro, mb)
-  local first = mb * micro
-  return first, math.min(micro, n - first)
+--- n samples cut into microbatches of `micro`, the last one maybe smaller: a list of {first, n}.
+function layout.cut(n, micro)
+  local list = {}
+  for first = 0, n - 1, micro do table.insert(list, { first, math.min(micro, n - first) }) end
+  return list
 end
 
 -- ---- the whole
@@ -251,20 +252,11 @@ local function measured_costs(self, example, loss)
   return costs, kept
 end
 
--- Bytes that a rank may keep: of the rank that has least, if those on a node share its memory.
+-- Bytes that a rank may keep: the least of all ranks' limits.
 local function bytes_for_a_rank(all)
-  local file = io.open("/proc/sys/kernel/hostname")
-  local node = file and file:read("l") or "" -- where it cannot be told all are on one
-  if file then file:close() end
-  local parts = all:all_gather(("<i8s4"):pack(core.memory().limit, node))
-  local on, least = {}, math.huge
-  for _, part in ipairs(parts) do
-    local _, name = ("<i8s4"):unpack(part)
-    on[name] = (on[name] or 0) + 1
-  end
-  for _, part in ipairs(parts) do
-    local limit, name = ("<i8s4"):unpack(part)
-    least = math.min(least, limit // on[name])
+  local least = math.huge
+  for _, part in ipairs(all:all_gather(("<i8"):pack(core.memory().limit))) do
+    least = math.min(least, (("<i8"):unpack(part)))
   end
   return least
 end
@@ -306,16 +298,13 @@ end
 
 local function hold(self)
   self.rank = self.mesh:at("pp")
-  self.local_stages, self.holds = {}, {}
+  self.local_stages = {}
   for stage = 0, self.n_stages - 1 do
     if self.sched:holder(stage) == self.rank then table.insert(self.local_stages, stage) end
   end
   for _, p in ipairs(self.params) do
-    p.ranks = {}
     for _, stage in ipairs(p.stages) do
-      local rank = self.sched:holder(stage)
-      if rank == self.rank then p.is_here = true end
-      p.ranks[rank] = true
+      if self.sched:holder(stage) == self.rank then p.is_here = true end
     end
     p.owner = self.sched:holder(p.stages[1]) -- who counts it in norms and writes it to checkpoints
     core.elsewhere(p.tensor, not p.is_here and ("stage %d, on rank %d of the pipeline"):format(
@@ -345,8 +334,8 @@ function layout.new(model, parallel, n_global, micro, example, loss, alike)
   self.stages_per_rank = positive("stages_per_rank", parallel.stages_per_rank, nil)
   self.units = units_of(model, self.pp)
   self.first_sample, self.n_samples = layout.share(n_global, self.dp, self.mesh:at("dp"))
-  self.micro, self.micro_asked = math.min(micro, self.n_samples), micro
-  self.m = (self.n_samples + self.micro - 1) // self.micro
+  self.micro = micro
+  self.m = #layout.cut(self.n_samples, micro)
   self.sched = schedule_of(self, parallel, self.m, {})
   self.n_stages = self.sched:stages()
   self.split = choose_split(self, parallel.split, example, loss)
@@ -361,7 +350,7 @@ function layout.new(model, parallel, n_global, micro, example, loss, alike)
   end
   self.first_sched = self.sched -- of the first replica, which may have a microbatch more
   local _, n_first = layout.share(n_global, self.dp, 0)
-  local m_first = (n_first + self.micro - 1) // self.micro
+  local m_first = #layout.cut(n_first, micro)
   if m_first ~= self.m then self.first_sched = schedule_of(self, parallel, m_first, tied) end
   if comm:size() > 1 then comm:agree { "split " .. table.concat(self.split.first, " ") } end
   if self.pp > 1 then -- replicas may differ by a microbatch
@@ -377,8 +366,8 @@ function Layout:microbatches(n)
   local list = {}
   for replica = 0, self.dp - 1 do
     local first, share = layout.share(n, self.dp, replica)
-    for at = 0, share - 1, self.micro_asked do
-      table.insert(list, { first + at, math.min(self.micro_asked, share - at) })
+    for _, piece in ipairs(layout.cut(share, self.micro)) do
+      table.insert(list, { first + piece[1], piece[2] })
     end
   end
   return list
@@ -396,11 +385,12 @@ end
 
 --- How the model lies on the ranks, in words.
 function Layout:describe()
+  local size = math.min(self.micro, self.n_samples)
+  local rest = self.n_samples % size
   return ("layout: dp %d x pp %d, %s, %d microbatch%s of %d sample%s%s%s\n%s"):format(self.dp,
-    self.pp, self.sched:name(), self.m, self.m == 1 and "" or "es", self.micro,
-    self.micro == 1 and "" or "s", self.dp > 1 and " a replica" or "",
-    self.n_samples % self.micro > 0 and (" (the last of %d)"):format(self.n_samples % self.micro)
-    or "", self.split.text)
+    self.pp, self.sched:name(), self.m, self.m == 1 and "" or "es", size, size == 1 and "" or "s",
+    self.dp > 1 and " a replica" or "", rest > 0 and (" (the last of %d)"):format(rest) or "",
+    self.split.text)
 end
 
 --- What metrics say of it.

@@ -100,10 +100,9 @@ end
 -- This replica's microbatches of a global batch whose first sample has the global index `at`.
 local function pieces_of(self, batch, at)
   local l, pieces = self.layout, {}
-  for mb = 0, l.m - 1 do
-    local first, n = layouts.cut(l.n_samples, l.micro, mb)
-    first = first + l.first_sample
-    pieces[mb + 1] = { batch = batch, first = first, n = n, at = at + first, mb = mb }
+  for i, cut in ipairs(layouts.cut(l.n_samples, l.micro)) do
+    local first = l.first_sample + cut[1]
+    pieces[i] = { batch = batch, first = first, n = cut[2], at = at + first, mb = i - 1 }
   end
   return pieces
 end

@@ -13,7 +13,7 @@ local function milestones()
   return times, function() table.insert(times, core.clock()) end
 end
 
--- Random gradients for the outputs that want one.
+-- Gradients for the outputs that want one.
 local function seeds_of(values)
   local outs, seeds = {}, {}
   for i = 1, values.n do

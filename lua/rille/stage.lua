@@ -128,7 +128,7 @@ function stage_calls.forward(self, stage, mb, ins)
   local piece = self.now.pieces[mb + 1]
   core.begin_microbatch(mb, piece.at, piece.n)
   nn.added_losses = {}
-  local live = { ins = ins, stage = stage }
+  local live = { ins = ins }
   local values, named, kept = inputs_of(self, stage, piece, ins)
   values = run_units(self, stage, piece, values, named, kept)
   local outs

@@ -101,7 +101,6 @@ function Trainer:step(batch)
   self.pipeline:forward_backward(batch, self.samples_seen)
   if self.pending and self.pending.complete then self.pending.complete(true) end
   self.pending = nil
-  core.begin_step(step)
   return self:update(batch, step)
 end
 
@@ -298,10 +297,8 @@ end
 Trainer.__call = Trainer.predict
 
 --- for step, batch in trainer:steps(loader, n) do trainer:step(batch) end: steps from the one after
---- the last
---- (1, or where a resumed run stood) to n. Logs, writes metrics and checkpoints, and stops on
---- SIGTERM or
---- SIGUSR1 with a checkpoint and exit code 75.
+--- the last (1, or where a resumed run stood) to n. Logs, writes metrics and checkpoints, and stops
+--- on SIGTERM or SIGUSR1 with a checkpoint and exit code 75.
 function Trainer:steps(loader, n)
   local has_batch = type(loader) == "table" and loader.batch
   if not has_batch then

@@ -5,7 +5,6 @@
 -- differ, sums over the batch are taken in another order: then each step's gradients are compared,
 -- |a - b| against the model's largest gradient, and the losses.
 local rille = require "rille"
-local core = rille.core
 local record = require "rille.record"
 
 local verify = {}
@@ -73,14 +72,18 @@ local function read_all(path)
   return text
 end
 
+local function new_folder()
+  local pipe <close> = assert(io.popen("mktemp -d"))
+  local folder = assert(pipe:read("l"), "no temporary folder")
+  table.insert(folders, folder)
+  return folder
+end
+
 -- Runs the script under a layout; its lines by key, and the folder.
 local function run(o, layout, tensor)
   local parallel = record.parse_layout(layout)
   local ranks = (parallel.pp or 1) * (parallel.tp or 1) * (parallel.dp or 1)
-  local folder = os.tmpname()
-  os.remove(folder)
-  table.insert(folders, folder)
-  core.make_directory(folder)
+  local folder = new_folder()
   local words = { quote(arg[-1] or "rille") }
   if ranks > 1 then table.insert(words, "-n " .. ranks) end
   table.insert(words, quote(o.script))

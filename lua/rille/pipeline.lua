@@ -454,9 +454,7 @@ local function new(l, options)
   return self
 end
 
-local option_names = {
-  "alike", "batch", "example", "loss", "model", "parallel", "recompute", "seed",
-}
+local option_names = { "batch", "example", "loss", "model", "parallel", "recompute", "seed" }
 
 --- The pieces of a Trainer for a loop of one's own, under every layout:
 ---
@@ -468,9 +466,9 @@ local option_names = {
 ---       optimizer:step(r.scale, 100, false, r.norms)
 ---     end
 ---
---- Options are the Trainer's of the same names.
+--- Options are the Trainer's of the same names. alike: what else must be the same on all ranks.
 ---@return rille.Pipeline
-function pipeline.Pipeline(options)
+function pipeline.Pipeline(options, alike)
   known("Pipeline", options, option_names)
   for _, name in ipairs { "model", "loss", "batch" } do
     if options[name] == nil then fail.usage("Pipeline needs %s", name) end
@@ -478,7 +476,7 @@ function pipeline.Pipeline(options)
   local global, micro = trainer_options.batch(options.batch)
   if options.seed then rille.manual_seed(options.seed) end
   return new(layouts.new(options.model, options.parallel, global, micro, options.example,
-    options.loss, { recompute = options.recompute, options.alike }), options)
+    options.loss, { recompute = options.recompute, alike }), options)
 end
 
 return pipeline

@@ -45,7 +45,7 @@ end
 -- Added losses by name, each summed in the order in which one process meets them.
 local function sum_added(list)
   table.sort(list, function(a, b)
-    for _, key in ipairs { "rank", "mb", "unit", "k" } do
+    for _, key in ipairs { "replica", "mb", "unit", "k" } do
       if a[key] ~= b[key] then return a[key] < b[key] end
     end
     return false
@@ -67,7 +67,7 @@ function report.combine(parts, n_samples, replica_of)
     if part.stop ~= "" then sums.stop = sums.stop or part.stop end
     table.move(part.norms, 1, #part.norms, #sums.norms + 1, sums.norms)
     for _, a in ipairs(part.added) do
-      a.rank = replica_of(r)
+      a.replica = replica_of(r)
       table.insert(sums.added, a)
     end
   end

@@ -43,11 +43,10 @@ function Trainer.new(options)
   }, Trainer)
   self.global, self.micro = trainer_options.batch(options.batch)
   if options.seed then rille.manual_seed(options.seed) end
-  self.pipeline = pipeline.Pipeline {
+  self.pipeline = pipeline.Pipeline({
     model = self.model, loss = self.loss, batch = options.batch, parallel = options.parallel,
     recompute = self.recompute, example = options.example,
-    alike = { optimizer = options.optimizer, nonfinite = self.nonfinite },
-  }
+  }, { optimizer = options.optimizer, nonfinite = self.nonfinite })
   self.layout = self.pipeline.layout
   self.optimizer = self.pipeline:optimizer(options.optimizer)
   checkpoint.configure(self, options.checkpoint)

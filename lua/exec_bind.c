@@ -237,7 +237,7 @@ static void *field(lua_State *L, const char *name) {
   return lua_touserdata(L, -1);
 }
 
-// exec{sched =, comm =, clocks = {...}, units = {...}, forward =, backward =, wgrad =, ...}
+// exec{sched =, comm =, units = {...}, forward =, backward =, wgrad =, ...}
 static int exec_make(lua_State *L) {
   Rille *r = binding_of(L);
   luaL_checktype(L, 1, LUA_TTABLE);
@@ -245,15 +245,6 @@ static int exec_make(lua_State *L) {
   const SchedBox *sched = sched_check_box(L, r, -1);
   field(L, "comm");
   Comm *comm = comm_check_box(L, r, -1);
-  double *clocks = NULL;
-  if (lua_getfield(L, 1, "clocks") == LUA_TTABLE) {
-    clocks = lua_newuserdatauv(L, (size_t)comm->size * sizeof *clocks, 0);
-    for (int i = 0; i < comm->size; i++) {
-      lua_rawgeti(L, -2, i + 1);
-      clocks[i] = lua_tonumber(L, -1);
-      lua_pop(L, 1);
-    }
-  }
   ExecBox *box = box_push(L, EXEC, sizeof *box);
   lua_pushvalue(L, 1); // callbacks, schedule and group live as long as the executor
   lua_setiuservalue(L, -2, 1);
@@ -265,7 +256,6 @@ static int exec_make(lua_State *L) {
       .comm = comm,
       .sched = sched->lowered,
       .report = sched->report,
-      .clock = clocks,
       .ops = {on_stage, on_stage, on_wgrad, on_reduce_grad, on_reduce_tied, on_step},
       .user = box};
   check_status(L, r, exec_new(&options, &box->exec));
@@ -304,7 +294,6 @@ static int exec_bind_forward(lua_State *L) {
 // for each action of this rank's row: what string.unpack reads and what goes to other ranks as it
 // is.
 static int exec_bind_spans(lua_State *L) {
-  enum { FIELDS = 6 };
   Rille *r = binding_of(L);
   const ExecBox *box = box_check(L, r, 1, EXEC);
   const ExecSpan *span = exec_spans(box->exec);
@@ -312,8 +301,8 @@ static int exec_bind_spans(lua_State *L) {
   luaL_Buffer out;
   luaL_buffinit(L, &out);
   for (int i = 0; i < n; i++) {
-    double row[FIELDS] = {span[i].start, span[i].end,  span[i].waited,
-                          span[i].from,  span[i].sent, span[i].arrived};
+    double row[SPAN_FIELDS] = {span[i].start, span[i].end,  span[i].waited,
+                               span[i].from,  span[i].sent, span[i].arrived};
     luaL_addlstring(&out, (const char *)row, sizeof row);
   }
   luaL_pushresult(&out);

@@ -14,7 +14,6 @@ static void *room(lua_State *L, Rille *r, SchedArena *arena, int64_t count, size
 
 // Where the spans of a rank come from: exec:spans(), or a list of {start, end, waited, from, sent,
 // arrived} for each action, of which the last three may be missing.
-enum { FIELDS = 6 };
 typedef struct Row {
   int rank, count;
   const char *packed; // NULL: the table on top
@@ -22,7 +21,7 @@ typedef struct Row {
 
 static Row push_row(lua_State *L, Rille *r, int index, const Sched *sched, int rank) {
   Row row = {.rank = rank, .count = sched->row[rank].count};
-  size_t bytes = (size_t)row.count * FIELDS * sizeof(double), length;
+  size_t bytes = (size_t)row.count * SPAN_FIELDS * sizeof(double), length;
   int type = lua_rawgeti(L, index, rank + 1);
   if (type == LUA_TSTRING) row.packed = lua_tolstring(L, -1, &length);
   if (type == LUA_TSTRING ? length != bytes
@@ -41,15 +40,16 @@ static double number_in(lua_State *L, Rille *r, const Row *row, int i, int k, do
   return value;
 }
 
-static void read_entry(lua_State *L, Rille *r, const Row *row, int i, double entry[FIELDS]) {
-  static const double nothing[FIELDS] = {[3] = -1};
+static void read_entry(lua_State *L, Rille *r, const Row *row, int i, double entry[SPAN_FIELDS]) {
+  static const double nothing[SPAN_FIELDS] = {[3] = -1};
   if (row->packed) {
-    memcpy(entry, row->packed + (size_t)i * FIELDS * sizeof *entry, FIELDS * sizeof *entry);
+    memcpy(entry, row->packed + (size_t)i * SPAN_FIELDS * sizeof *entry,
+           SPAN_FIELDS * sizeof *entry);
     return;
   }
   if (lua_rawgeti(L, -1, i + 1) != LUA_TTABLE)
     raise_value(L, r, "spans[%d][%d] must be {start, end, ...}", row->rank + 1, i + 1);
-  for (int k = 0; k < FIELDS; k++) entry[k] = number_in(L, r, row, i, k, nothing[k]);
+  for (int k = 0; k < SPAN_FIELDS; k++) entry[k] = number_in(L, r, row, i, k, nothing[k]);
   lua_pop(L, 1);
 }
 
@@ -74,13 +74,15 @@ void sched_spans_check(lua_State *L, Rille *r, int index, int clocks, const Sche
   out->message = room(L, r, arena, out->first[sched->ranks], sizeof *out->message);
   out->has_messages = false;
   for (int rank = 0; rank < sched->ranks; rank++) {
-    double entry[FIELDS], clock = clock_of(L, r, clocks, rank);
+    double entry[SPAN_FIELDS], clock = clock_of(L, r, clocks, rank);
     Row row = push_row(L, r, index, sched, rank);
     for (int i = 0; i < row.count; i++) {
       int64_t at = out->first[rank] + i;
       read_entry(L, r, &row, i, entry);
       out->span[at] = (SchedSpan){entry[0] + clock, entry[1] + clock, entry[2]};
-      out->message[at] = (LedgerMessage){(int)entry[3], entry[4] + clock, entry[5] + clock};
+      int from = entry[3] >= 0 && entry[3] < sched->stages ? (int)entry[3] : -1;
+      double sender = from < 0 ? 0 : clock_of(L, r, clocks, sched->holder[from]);
+      out->message[at] = (LedgerMessage){from, entry[4] + sender, entry[5] + clock};
       out->has_messages = out->has_messages || entry[3] >= 0;
     }
     lua_pop(L, 1);

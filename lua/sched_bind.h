@@ -17,6 +17,9 @@ typedef struct SchedBox {
   SchedReport *report; // of the lowered list: channel depths, whether it is exact
 } SchedBox;
 
+// What exec:spans() gives of an action, as doubles: start, end, waited, from, sent, arrived.
+enum { SPAN_FIELDS = 6 };
+
 // The finished schedule at a stack index, borrowed; else a Lua error.
 const SchedBox *sched_check_box(lua_State *L, Rille *r, int index);
 

@@ -44,7 +44,6 @@ struct Channel {
   Ctx *ctx;
   Comm *comm;
   int peer, depth;
-  double clock;
   Outgoing *first, *last;
   Incoming *ring; // [depth] message k is in ring[k % depth]
   const Action *action;
@@ -226,7 +225,7 @@ static Status make_room(Channel *channel, Incoming *in) {
     }
   }
   parcel->note = header->note;
-  parcel->sent = header->sent + channel->clock;
+  parcel->sent = header->sent;
   in->parcel = parcel;
   return ST_OK;
 }
@@ -315,7 +314,7 @@ bool channel_idle(const Channel *channel) {
 
 // ---- beginning and end
 
-Status channel_open(Ctx *ctx, Comm *comm, int peer, int depth, double clock, Channel **out) {
+Status channel_open(Ctx *ctx, Comm *comm, int peer, int depth, Channel **out) {
   Channel *channel = calloc(1, sizeof *channel);
   Incoming *ring = calloc((size_t)depth, sizeof *ring);
   if (!channel || !ring) {
@@ -323,8 +322,7 @@ Status channel_open(Ctx *ctx, Comm *comm, int peer, int depth, double clock, Cha
     free(ring);
     return fail(ST_ENOMEM, "out of memory for a channel of depth %d", depth);
   }
-  *channel = (Channel){
-      .ctx = ctx, .comm = comm, .peer = peer, .depth = depth, .clock = clock, .ring = ring};
+  *channel = (Channel){.ctx = ctx, .comm = comm, .peer = peer, .depth = depth, .ring = ring};
   *out = channel;
   return ST_OK;
 }

@@ -32,7 +32,7 @@ typedef struct Parcel {
   Tensor *value[PARCEL_MAX]; // owned
   bool wants_grad[PARCEL_MAX];
   double note;          // a number that goes along, of the stages' own
-  double sent, arrived; // seconds on this rank's clock (sent: the sender's, brought to ours)
+  double sent, arrived; // seconds, on the sender's clock and on this rank's
 } Parcel;
 
 Status parcel_new(Parcel **out);
@@ -41,8 +41,7 @@ void parcel_delete(Ctx *ctx, Parcel *parcel); // NULL is allowed
 typedef struct Channel Channel;
 
 // Both directions between this rank and `peer` of the group. depth: messages posted ahead, from 1.
-// clock: seconds to be added to the peer's clock to get this rank's.
-Status channel_open(Ctx *ctx, Comm *comm, int peer, int depth, double clock, Channel **out);
+Status channel_open(Ctx *ctx, Comm *comm, int peer, int depth, Channel **out);
 // Where messages are pending, after a failure, their memory is left to the transport.
 void channel_close(Channel *channel);
 

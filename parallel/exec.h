@@ -56,7 +56,7 @@ typedef struct ExecSpan {
   double start, end; // of the work itself
   double waited;     // before start, for a message
   int32_t from;      // the stage whose message came last; -1: none was waited for
-  double sent;       // when that message left its sender
+  double sent;       // when that message left its sender, on the sender's clock
   double arrived;    // and when it was here
 } ExecSpan;
 
@@ -65,7 +65,6 @@ typedef struct ExecOptions {
   Comm *comm;                // the ranks of one pipeline, in order
   const Sched *sched;        // lowered, checked; borrowed until exec_free
   const SchedReport *report; // of it: depths
-  const double *clock; // [ranks] to be added to a rank's clock to get rank 0's; NULL: all zero
   StageOps ops;
   void *user;
 } ExecOptions;

@@ -129,7 +129,7 @@ check.test("ledger: idle time by cause, from spans as the simulator gives them",
     local words = {}
     for i, span in ipairs(spans[r]) do
       words[i] = ("dddddd"):pack(span[1] - r, span[2] - r, span[3], span[4] or -1,
-        (span[5] or 0) - r, (span[6] or 0) - r)
+        (span[5] or 0) - (3 - r), (span[6] or 0) - r) -- sent: by the other one's clock
     end
     packed[r] = table.concat(words)
   end

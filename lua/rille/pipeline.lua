@@ -114,7 +114,7 @@ local REALIGN <const> = 500 -- steps after which clocks are compared again: they
 -- Seconds to be added to each rank's clock of this pipeline to get rank 0's.
 local function align_clocks(self)
   if self.layout.pp == 1 then return end
-  self.clocks, self.clock_errors = self.pp_comm:align_clocks()
+  self.clocks = self.pp_comm:align_clocks()
 end
 
 -- The latest step's spans by rank; nil if there was none.
@@ -420,7 +420,7 @@ end
 local function make_exec(self)
   local l = self.layout
   self.exec = core.exec {
-    sched = l.sched, comm = self.pp_comm, clocks = self.clocks, units = l:last_units(),
+    sched = l.sched, comm = self.pp_comm, units = l:last_units(),
     forward = function(...) return stage_calls.forward(self, ...) end,
     backward = function(...) return stage_calls.backward(self, ...) end,
     wgrad = function(...) return stage_calls.wgrad(self, ...) end,
@@ -446,11 +446,10 @@ local function new(l, options)
   self.recorder = record.new(l)
   reduction.make_groups(self)
   align_clocks(self)
-  self.spans_bytes = 0 -- of the longest list
-  for rank = 0, l.pp - 1 do
-    self.spans_bytes = math.max(self.spans_bytes, 48 * #l.sched:row(rank))
-  end
   make_exec(self)
+  local longest = 0
+  for rank = 0, l.pp - 1 do longest = math.max(longest, #l.sched:row(rank)) end
+  self.spans_bytes = longest * (#self.exec:spans() // #l.sched:row(l.rank))
   return self
 end
 

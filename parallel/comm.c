@@ -242,7 +242,8 @@ void comm_world_close(Comm *world) {
   if (!world || process.has_left || world->size == 1) return;
   process.has_left = true; // questions are answered with NOTICE_LEFT from here on
   poll_hook = NULL;
-  if (comm_barrier(process.leaving) != ST_OK) comm_fatal(world, 1);
+  if (comm_barrier(process.leaving) != ST_OK)
+    comm_fatal(world, process.exit_code ? process.exit_code : 1);
   launch_tell(process.exit_code);
   comm_life_end();
   process.transport->close(world);
@@ -265,29 +266,45 @@ const CommPlace *comm_place(const Comm *comm, int rank) {
 
 // ---- messages --------------------------------------------------------------------------------
 
+Status comm_lose(Status status) {
+  if (process.lost != ST_OK || !process.world || process.world->size == 1) return status;
+  process.lost = status;
+  status_keep(&process.lost_words);
+  process.n_inside++;
+  if (process.world->vtable->drop) process.world->vtable->drop(process.world);
+  process.n_inside--;
+  return status_again(process.lost, &process.lost_words);
+}
+
+static Status lost_again(void) { return status_again(process.lost, &process.lost_words); }
+
 Status comm_send(Comm *comm, int peer, int channel, const void *data, size_t bytes, Stream *stream,
                  CommRequest **out) {
   assert(peer >= 0 && peer < comm->size && channel >= 0 && channel < CHANNEL_CONTROL);
+  if (process.lost != ST_OK) return lost_again();
   process.n_inside++;
   Status status = comm->vtable->send(comm, peer, channel, data, bytes, stream, out);
   process.n_inside--;
-  return status;
+  return status == ST_OK ? status : comm_lose(status);
 }
 
 Status comm_recv(Comm *comm, int peer, int channel, void *data, size_t bytes, Stream *stream,
                  CommRequest **out) {
   assert(peer >= 0 && peer < comm->size && channel >= 0 && channel < CHANNEL_CONTROL);
+  if (process.lost != ST_OK) return lost_again();
   process.n_inside++;
   Status status = comm->vtable->recv(comm, peer, channel, data, bytes, stream, out);
   process.n_inside--;
-  return status;
+  return status == ST_OK ? status : comm_lose(status);
 }
 
 Status comm_test(Comm *comm, CommRequest *request, bool *done) {
+  *done = false;
+  if (process.lost != ST_OK) return lost_again();
   process.n_inside++;
   Status status = comm->vtable->test(comm, request, done);
   process.n_inside--;
-  return status;
+  return status == ST_OK ? status : comm_lose(status);
 }
 
 Status comm_wait(Comm *comm, CommRequest *request) {

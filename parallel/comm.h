@@ -16,6 +16,9 @@
 //  3. A sum is taken in rank order, in f32 for f32 and bf16, in f64 for f64: the same bits on all
 //     ranks.
 //  4. Every rank of a group calls the same collectives in the same order.
+//  5. After an error of the transport, or of comm_waiting, the job is lost: nothing writes to any
+//     buffer, and what is asked later fails in the same words, which end the job at the latest when
+//     this rank leaves.
 #ifndef RILLE_PARALLEL_COMM_H
 #define RILLE_PARALLEL_COMM_H
 
@@ -76,6 +79,8 @@ typedef struct CommVtable {
   void (*say)(Comm *world, int to, const CommNotice *notice);
   // Ends the whole job at once, with this exit code. Does not return.
   void (*abort)(Comm *world, int code);
+  // Optional: takes back every message under way, but for notices; their buffers are free then.
+  void (*drop)(Comm *world);
   // Optional: what the transport keeps for a group, made by all its ranks at once.
   Status (*open_group)(Comm *parent, Comm *group);
   void (*close_group)(Comm *group);

@@ -69,6 +69,8 @@ typedef struct CommProcess {
   bool shares_cores;           // ranks outnumber cores: waiting yields
   bool has_left;
   int n_inside; // calls of the transport under way
+  Status lost;  // by which the job is lost (inv. 5 of comm.h); ST_OK: it is not
+  KeptStatus lost_words;
   int exit_code;
   double somebody_fails; // since when another rank reports, and this one is a victim; 0: none does
   double fake_clock, fake_slow;
@@ -78,6 +80,8 @@ CommProcess *comm_process(void);
 
 // ---- comm.c
 
+// Records that the job is lost by the failure at hand, and returns it.
+Status comm_lose(Status status);
 // Moves everything on without counting as work.
 void comm_progress(void);
 // Takes in notices alone: what a failing rank still does.

@@ -240,7 +240,7 @@ static Status judge(Comm *comm, int first, int last, const char *what, double no
     CommPeer *peer = &p->peer[rank];
     ask(rank, now);
     if (peer->left_at > 0 && !p->has_left && now - peer->left_at > LEFT_GRACE)
-      return fail_left(rank, peer, what);
+      return comm_lose(fail_left(rank, peer, what));
     double beat = peer_beat(peer, since);
     if (beat > youngest_beat) youngest_beat = beat;
     if (oldest < 0 || (!peer_waits(peer) && beat < oldest_beat)) {
@@ -260,7 +260,7 @@ static Status judge(Comm *comm, int first, int last, const char *what, double no
   double limit = life->timeout + question_every();
   if (peer_waits(peer)) limit += 1.0 + 0.25 * life->timeout;
   if (now - youngest_beat <= limit) return ST_OK;
-  return fail_stalled(oldest, peer, what, now, since);
+  return comm_lose(fail_stalled(oldest, peer, what, now, since));
 }
 
 // Yielding is quick to notice a message, sleeping leaves the cores to those who work: short naps up
@@ -358,6 +358,7 @@ void comm_fatal_words(const char *words, int code) {
   CommProcess *p = comm_process();
   if (!p->world || p->world->size == 1 || p->life.is_ending) return;
   p->life.is_ending = true;
+  comm_lose(fail(ST_ESTATE, "the job is about to end")); // what unwinds frees its buffers
   comm_listen();
   CommNotice notice = {.kind = NOTICE_FAILING, .hash = hash_string(words, 0)};
   if (p->somebody_fails > 0) be_silent(notice.hash);

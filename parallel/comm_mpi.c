@@ -15,6 +15,7 @@
 enum { NOTICES = 64 }; // under way at once
 
 static const size_t PIECE = (size_t)1 << 30; // bytes; MPI counts in int
+static const double DROP_WITHIN = 0.05;      // seconds
 
 // A message: pieces in order, one after the other on the same tag.
 struct CommRequest {
@@ -26,7 +27,7 @@ struct CommRequest {
   MPI_Request *many; // of one of several; else NULL
   double sent_at;    // with a delayed link: the sender's clock, itself a message before the others
   MPI_Request stamp;
-  CommRequest *next; // of the free ones
+  CommRequest *before, *next; // of those under way, or of the free ones
 };
 
 // What the process keeps of MPI.
@@ -39,7 +40,7 @@ typedef struct World {
   CommNotice heard;
   CommNotice said[NOTICES];
   MPI_Request saying[NOTICES];
-  CommRequest *free;
+  CommRequest *under_way, *free;
   bool is_ours; // MPI was initialised here
 } World;
 
@@ -89,12 +90,18 @@ static Status request_new(World *world, bool is_recv, int peer, size_t bytes, Co
     free(request);
     return fail(ST_ENOMEM, "out of memory for a message of %zu pieces", n);
   }
+  for (size_t i = 0; i < n && n > 1; i++) request->many[i] = MPI_REQUEST_NULL;
+  request->next = world->under_way;
+  if (request->next) request->next->before = request;
+  world->under_way = request;
   *out = request;
   return ST_OK;
 }
 
 static void request_free(World *world, CommRequest *request) {
   free(request->many);
+  if (request->next) request->next->before = request->before;
+  *(request->before ? &request->before->next : &world->under_way) = request->next;
   request->next = world->free;
   world->free = request;
 }
@@ -196,6 +203,27 @@ static Status mpi_test(Comm *comm, CommRequest *request, bool *done) {
   return ST_OK;
 }
 
+// A receive can be cancelled, a send not, and what has begun may need its peer: so there is an end to
+// the patience.
+static void mpi_drop(Comm *comm) {
+  World *world = comm->transport;
+  for (CommRequest *r = world->under_way; r; r = r->next) {
+    if (!r->is_recv) continue;
+    for (int i = 0; i < r->n; i++)
+      if (*piece_request(r, i) != MPI_REQUEST_NULL) MPI_Cancel(piece_request(r, i));
+    if (r->stamp != MPI_REQUEST_NULL) MPI_Cancel(&r->stamp);
+  }
+  double until = clock_now() + DROP_WITHIN;
+  while (world->under_way) {
+    CommRequest *r = world->under_way;
+    int is_done = 1, stamp_is_done = 1;
+    for (int i = 0; i < r->n && is_done; i++)
+      MPI_Test(piece_request(r, i), &is_done, MPI_STATUS_IGNORE);
+    MPI_Test(&r->stamp, &stamp_is_done, MPI_STATUS_IGNORE);
+    if ((is_done && stamp_is_done) || clock_now() > until) request_free(world, r);
+  }
+}
+
 // ---- notices ---------------------------------------------------------------------------------
 
 static void listen_again(World *world) {
@@ -241,7 +269,8 @@ static const CommVtable mpi = {.name = "mpi",
                                .test = mpi_test,
                                .poll = mpi_poll,
                                .say = mpi_say,
-                               .abort = mpi_abort};
+                               .abort = mpi_abort,
+                               .drop = mpi_drop};
 
 static size_t piece_limit(void) {
   const char *text = getenv("RILLE_TEST_PIECE");

@@ -350,8 +350,10 @@ static Status wait_until_done(CommCollective *c, const char *what) {
 }
 
 Status comm_collective_wait(CommCollective *c, const char *what) {
-  TRY(wait_until_done(c, what));
-  return finish(c);
+  Status status = wait_until_done(c, what);
+  if (status == ST_OK) return finish(c);
+  collective_delete(c);
+  return status;
 }
 
 Status comm_collectives_settle(void) {

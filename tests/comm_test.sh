@@ -31,7 +31,10 @@ for impl in $impls; do
   ranks "$impl" env RILLE_FAKE_LINK=20 "$start" -n 2 "$build/ranks" link 20
   ranks "$impl" env RILLE_FAKE_SLOW=0:1,1:2.5 "$start" -n 2 "$build/ranks" slow 2.5
   ranks "$impl" env RILLE_FAKE_NODE=rank%2 "$start" -n 4 "$build/ranks" node
-  # What an error leaves under way stays with the transport.
-  ranks "$impl" env ASAN_OPTIONS="$checked:detect_leaks=0" "$start" -n 2 "$build/ranks" wrong-size
+  for bytes in 16 4; do
+    job "$impl: a message of $bytes bytes for 8 ends the job" 1 '^rille: rank 0 of 2 .*has not the 8 bytes' \
+      "$start" -n 2 "$build/ranks" wrong-size $bytes
+    also "$impl: ... and what is asked for later fails alike" 1 '^ok'
+  done
 done
 exit $failed

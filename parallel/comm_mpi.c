@@ -203,8 +203,8 @@ static Status mpi_test(Comm *comm, CommRequest *request, bool *done) {
   return ST_OK;
 }
 
-// A receive can be cancelled, a send not, and what has begun may need its peer: so there is an end to
-// the patience.
+// A receive can be cancelled, a send not, and what has begun may need its peer: so there is an end
+// to the patience.
 static void mpi_drop(Comm *comm) {
   World *world = comm->transport;
   for (CommRequest *r = world->under_way; r; r = r->next) {

@@ -481,7 +481,8 @@ static void try_wrong_size(size_t sent) {
     CommRequest *request = NULL;
     must(comm_send(world, 0, CHANNEL_PAYLOAD, data, sent, NULL, &request));
     must(comm_wait(world, request));
-    for (double since = clock_now(); clock_now() - since < 0.1;) {}
+    for (double since = clock_now(); clock_now() - since < 0.1;) {
+    }
     must(comm_send(world, 0, CHANNEL_GROUP, data, 8, NULL, &request));
     comm_wait(world, request);
   }

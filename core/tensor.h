@@ -55,9 +55,21 @@ typedef struct Storage {
   WeightSet *set; // whose flat array of weights it is; else NULL
 } Storage;
 
-// Per dimension: where this part begins in the whole, and how long the whole is.
+// A stretch of a cut dimension: n entries from `at` of the whole on. is_counted: this rank answers
+// for it in norms and fingerprints (of several that hold the same one, one does).
+typedef struct ShardRun {
+  int64_t at, n;
+  bool is_counted;
+} ShardRun;
+
+// What a parameter holds of a whole whose dimension `dim` is `full` long: the runs one after the
+// other (a fused projection by heads has one each of q, k and v), then padding, which is 0 and in
+// no norm or fingerprint.
+enum { MAX_SHARD_RUNS = 4 };
 typedef struct Shard {
-  int64_t offset[MAX_DIMS], full[MAX_DIMS];
+  int dim, n_runs;
+  int64_t full;
+  ShardRun runs[MAX_SHARD_RUNS];
 } Shard;
 
 typedef struct Tensor {

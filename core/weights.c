@@ -133,32 +133,71 @@ static void fill_run(const Recipe *recipe, uint64_t key, DType dtype, void *to, 
   }
 }
 
-// The initial values of a placed parameter: rows of its shard, each at its global index (inv. 2).
-static Status fill(Ctx *ctx, Param *param) {
-  Tensor *t = param->tensor;
-  const Recipe *recipe = &param->recipe;
-  if (recipe->kind == RECIPE_DATA) {
-    OpArgs args = {.n_list = -1};
-    args.v[0].i = t->dtype;
-    Tensor *data = recipe->data;
-    return op_apply_into(ctx, ctx->core_ops->cast, &data, 1, &args, &t, 0);
+Piece param_piece(const Param *param, int64_t i) {
+  const Tensor *t = param->tensor;
+  const Shard *shard = t->shard;
+  if (!shard) return (Piece){tensor_numel(t) - i, i, true};
+  int64_t inner = 1;
+  for (int d = shard->dim + 1; d < t->ndim; d++) inner *= t->shape[d];
+  int64_t row = t->shape[shard->dim] * inner, outer = i / row, at = i % row, begin = 0;
+  for (int k = 0; k < shard->n_runs; k++) {
+    const ShardRun *run = &shard->runs[k];
+    int64_t end = begin + run->n * inner;
+    if (at < end)
+      return (Piece){end - at, (outer * shard->full + run->at) * inner + at - begin,
+                     run->is_counted};
+    begin = end;
   }
+  return (Piece){row - at, -1, false};
+}
+
+// to = what a parameter holds of `whole`, both row-major and of its dtype.
+static void copy_part(const Param *param, char *to, const char *whole) {
+  int64_t numel = tensor_numel(param->tensor), n;
+  size_t size = dtype_size(param->tensor->dtype);
+  for (int64_t i = 0; i < numel; i += n) {
+    Piece piece = param_piece(param, i);
+    n = piece.n;
+    if (piece.at >= 0)
+      memcpy(to + (size_t)i * size, whole + (size_t)piece.at * size, (size_t)n * size);
+    else
+      memset(to + (size_t)i * size, 0, (size_t)n * size);
+  }
+}
+
+// A parameter from its recipe's tensor: of its own shape, or of the whole's.
+static Status fill_data(Ctx *ctx, Param *param) {
+  Tensor *t = param->tensor, *data = param->recipe.data, *whole;
+  OpArgs args = {.n_list = -1};
+  args.v[0].i = t->dtype;
+  if (!t->shard || data->shape[t->shard->dim] != t->shard->full)
+    return op_apply_into(ctx, ctx->core_ops->cast, &data, 1, &args, &t, 0);
+  TensorSpec spec;
+  tensor_spec(data, &spec);
+  spec.dtype = t->dtype;
+  spec_row_major(&spec);
+  TRY(tensor_new(ctx, &ctx->cpu, &spec, MEM_PARAMETERS, &whole));
+  Status status = op_apply_into(ctx, ctx->core_ops->cast, &data, 1, &args, &whole, 0);
+  if (status == ST_OK) copy_part(param, tensor_data(t), tensor_data(whole));
+  tensor_release(ctx, whole);
+  return status;
+}
+
+// The initial values of a placed parameter, each at its index in the whole (inv. 2); padding is 0.
+static Status fill(Ctx *ctx, Param *param) {
+  const Tensor *t = param->tensor;
+  if (param->recipe.kind == RECIPE_DATA) return fill_data(ctx, param);
   uint64_t key = rng_key(ctx->seed, param->name);
   char *to = tensor_data(t);
-  int64_t numel = tensor_numel(t), row = t->ndim ? t->shape[t->ndim - 1] : 1;
-  if (!t->shard || row == 0) {
-    fill_run(recipe, key, t->dtype, to, numel, 0);
-    return ST_OK;
-  }
-  for (int64_t r = 0; r < numel / row; r++) {
-    int64_t rest = r, index = 0, scale = t->shard->full[t->ndim - 1];
-    for (int d = t->ndim - 2; d >= 0; d--) {
-      index += (t->shard->offset[d] + rest % t->shape[d]) * scale;
-      scale *= t->shard->full[d];
-      rest /= t->shape[d];
-    }
-    fill_run(recipe, key, t->dtype, to + (size_t)(r * row) * dtype_size(t->dtype), row,
-             index + t->shard->offset[t->ndim - 1]);
+  int64_t numel = tensor_numel(t), n;
+  size_t size = dtype_size(t->dtype);
+  for (int64_t i = 0; i < numel; i += n) {
+    Piece piece = param_piece(param, i);
+    n = piece.n;
+    if (piece.at >= 0)
+      fill_run(&param->recipe, key, t->dtype, to + (size_t)i * size, n, piece.at);
+    else
+      memset(to + (size_t)i * size, 0, (size_t)n * size);
   }
   return ST_OK;
 }
@@ -223,11 +262,14 @@ static Status enter_set(Ctx *ctx, Param *param, WeightSet *set, int i, int64_t o
   return placed ? ST_OK : fill(ctx, param);
 }
 
-Status weightset_new(Ctx *ctx, Param **params, int n, int group, int stage, int dp,
-                     WeightSet **out) {
-  assert(n > 0 && dp > 0);
-  DType dtype = params[0]->tensor->dtype;
-  int64_t align = ALIGN_BYTES / (int64_t)dtype_size(dtype), numel = 0;
+// `numel` elements, up to a full line.
+static int64_t aligned(DType dtype, int64_t numel) {
+  int64_t align = ALIGN_BYTES / (int64_t)dtype_size(dtype);
+  return (numel + align - 1) / align * align;
+}
+
+// A set of zeros with room for n parameters that are not in it yet.
+static Status set_new(Ctx *ctx, DType dtype, int64_t numel, int n, WeightSet **out) {
   WeightSet *set = calloc(1, sizeof *set);
   if (set) set->params = calloc((size_t)n, sizeof *set->params);
   if (!set || !set->params) {
@@ -237,20 +279,35 @@ Status weightset_new(Ctx *ctx, Param **params, int n, int group, int stage, int 
   set->refs = 1;
   set->dtype = dtype;
   set->grad_dtype = dtype == DT_F64 ? DT_F64 : DT_F32;
-  set->group = group;
-  set->stage = stage;
   set->n_params = n;
+  set->numel = numel;
+  Status status = tensor_zeros(ctx, &ctx->cpu, dtype, 1, &set->numel, MEM_PARAMETERS, &set->flat);
+  if (status != ST_OK) {
+    weightset_release(ctx, set);
+    return status;
+  }
+  set->flat->storage->set = set;
+  *out = set;
+  return ST_OK;
+}
+
+Status weightset_new(Ctx *ctx, Param **params, int n, int group, int stage, int dp,
+                     WeightSet **out) {
+  assert(n > 0 && dp > 0);
+  DType dtype = params[0]->tensor->dtype;
+  int64_t unit = aligned(dtype, 1) * dp, numel = 0, at = 0;
+  WeightSet *set;
   for (int i = 0; i < n; i++) {
     assert(params[i]->tensor->dtype == dtype);
-    numel += (tensor_numel(params[i]->tensor) + align - 1) / align * align;
+    numel += aligned(dtype, tensor_numel(params[i]->tensor));
   }
-  set->numel = (numel + align * dp - 1) / (align * dp) * (align * dp);
-  Status status = tensor_zeros(ctx, &ctx->cpu, dtype, 1, &set->numel, MEM_PARAMETERS, &set->flat);
-  if (status == ST_OK) set->flat->storage->set = set;
-  int64_t at = 0;
+  TRY(set_new(ctx, dtype, (numel + unit - 1) / unit * unit, n, &set));
+  set->group = group;
+  set->stage = stage;
+  Status status = ST_OK;
   for (int i = 0; i < n && status == ST_OK; i++) {
     status = enter_set(ctx, params[i], set, i, at);
-    at += (tensor_numel(params[i]->tensor) + align - 1) / align * align;
+    at += aligned(dtype, tensor_numel(params[i]->tensor));
   }
   if (status == ST_OK)
     *out = set;
@@ -281,6 +338,84 @@ void param_unplace(Ctx *ctx, Param *param) {
   storage_forget(ctx, t->storage);
   t->storage = NULL;
   t->offset = 0;
+}
+
+// Runs lie within the whole, apart from each other, and fit into `local`.
+static Status check_runs(const Param *param, const Shard *shard, int64_t local) {
+  int64_t sum = 0;
+  if (shard->n_runs < 0 || shard->n_runs > MAX_SHARD_RUNS)
+    return fail(ST_EVALUE, "parameter %s: a part has at most %d runs, not %d", param->name,
+                MAX_SHARD_RUNS, shard->n_runs);
+  for (int k = 0; k < shard->n_runs; k++) {
+    ShardRun run = shard->runs[k];
+    if (run.at < 0 || run.n < 0 || run.at > shard->full || run.n > shard->full - run.at)
+      return fail(ST_EVALUE, "parameter %s: a run of %lld from %lld on does not lie within %lld",
+                  param->name, (long long)run.n, (long long)run.at, (long long)shard->full);
+    for (int j = 0; j < k; j++)
+      if (run.at < shard->runs[j].at + shard->runs[j].n && shard->runs[j].at < run.at + run.n)
+        return fail(ST_EVALUE, "parameter %s: two runs of a part overlap", param->name);
+    sum += run.n;
+  }
+  if (sum > local)
+    return fail(ST_EVALUE, "parameter %s: runs of %lld in all do not fit into a part of %lld",
+                param->name, (long long)sum, (long long)local);
+  return ST_OK;
+}
+
+// May it be cut like this? NULL: may it be whole again?
+static Status check_shard(const Param *param, const Shard *shard, int64_t local) {
+  const Tensor *t = param->tensor;
+  int dim = shard ? shard->dim : t->shard->dim;
+  if (dim < 0 || dim >= t->ndim)
+    return fail(ST_ERANGE, "parameter %s has %d dimensions, none of them is %d", param->name,
+                t->ndim, dim);
+  if (shard && t->shard && (param->set || dim != t->shard->dim))
+    return fail_hint(fail(ST_ESTATE, "parameter %s is cut already%s", param->name,
+                          param->set ? " and has values" : " along another dimension"),
+                     "make it whole first: its value is lost");
+  int64_t full = t->shard ? t->shard->full : t->shape[dim];
+  if (shard && shard->full != full)
+    return fail(ST_ESHAPE, "parameter %s: dimension %d of the whole is %lld long, not %lld",
+                param->name, dim, (long long)full, (long long)shard->full);
+  const Tensor *data = param->recipe.data;
+  if (data && (data->ndim != t->ndim || data->shape[dim] != full))
+    return fail(ST_ESTATE, "parameter %s begins with values given for the part that it is now",
+                param->name);
+  return shard ? check_runs(param, shard, local) : ST_OK;
+}
+
+Status param_shard(Ctx *ctx, Param *param, const Shard *shard, int64_t local) {
+  Tensor *t = param->tensor;
+  Shard *own = NULL;
+  WeightSet *set = NULL;
+  if (!shard && !t->shard) return ST_OK;
+  TRY(check_shard(param, shard, local));
+  TensorSpec spec;
+  tensor_spec(t, &spec);
+  spec.shape[shard ? shard->dim : t->shard->dim] = shard ? local : t->shard->full;
+  spec_row_major(&spec);
+  if (shard) TRY(struct_alloc(ctx, sizeof *own, &own));
+  if (shard && param->set) {
+    Status status = set_new(ctx, t->dtype, aligned(t->dtype, spec_numel(&spec)), 1, &set);
+    if (status != ST_OK) {
+      struct_free(ctx, own, sizeof *own);
+      return status;
+    }
+  }
+  if (!shard) param_unplace(ctx, param);
+  if (own) *own = *shard;
+  if (t->shard) struct_free(ctx, t->shard, sizeof *t->shard);
+  t->shard = own;
+  memcpy(t->shape, spec.shape, sizeof spec.shape);
+  memcpy(t->stride, spec.stride, sizeof spec.stride);
+  if (set) {
+    copy_part(param, tensor_data(set->flat), tensor_data(t));
+    leave_set(ctx, param);
+    bind(ctx, param, set, 0);
+    set->params[0] = param;
+    weightset_release(ctx, set); // the parameter holds it now
+  }
+  return ST_OK;
 }
 
 static Status flat_grad(Ctx *ctx, WeightSet *set) {

@@ -11,6 +11,8 @@
 //  3. A parameter used by several units has one gradient buffer a unit; the sum is taken in unit
 //  order.
 //  4. STEP writes a version; the tape saves (parameter, version).
+//  5. The shape of a parameter that is cut is its part's; names and element indices are the
+//  whole's.
 #ifndef RILLE_CORE_WEIGHTS_H
 #define RILLE_CORE_WEIGHTS_H
 
@@ -91,15 +93,30 @@ Tensor *tensor_base(const Tensor *t);
 uint64_t tensor_version(const Tensor *t, const Tensor *base);
 
 // Changes how it begins; on a placed parameter the values are written at once. Takes over
-// recipe->data.
+// recipe->data, which has the shape of the whole, or of the part.
 Status param_recipe(Ctx *ctx, Param *param, const Recipe *recipe);
 
 // Gives it storage (a set of its own) and its initial value, if it has none yet. Errors: ESTATE, if
 // another rank holds it.
 Status param_place(Ctx *ctx, Param *param);
 
-// Takes its storage away: the value is lost, and placed again it begins anew.
+// Takes its storage away: the value is lost, and placed again it begins anew. It stays cut.
 void param_unplace(Ctx *ctx, Param *param);
+
+// Keeps of a parameter what `shard` says: its dimension becomes `local` long, at least the runs
+// together. Placed, it keeps the values of its part, in a set of its own; its gradients are
+// dropped. NULL: it is whole again, without storage (a value is lost). Errors: EVALUE for runs that
+// overlap or do not fit, ESHAPE if the whole has another length, ESTATE for a placed part.
+Status param_shard(Ctx *ctx, Param *param, const Shard *shard, int64_t local);
+
+// Elements that lie one after the other both here and in the whole.
+typedef struct Piece {
+  int64_t n, at;   // how many; the index in the whole of the first, -1: padding
+  bool is_counted; // ShardRun; false for padding
+} Piece;
+
+// The longest piece that begins at element i of a parameter, 0 <= i < its number of elements.
+Piece param_piece(const Param *param, int64_t i);
 
 // The buffer that the gradient of `unit` goes to; *written says whether to add or to overwrite. The
 // caller marks it written. Borrowed.

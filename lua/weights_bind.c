@@ -264,6 +264,103 @@ static int fingerprint(lua_State *L) {
   return 1;
 }
 
+// ---- parts of parameters
+
+static Param *param_check(lua_State *L, Rille *r, const char *fn) {
+  const Tensor *t = tensor_check(L, r, 1, fn);
+  if (!t->param) raise_value(L, r, "%s: a parameter is wanted", fn);
+  return t->param;
+}
+
+// The integer in field `key` of the table on top.
+static int64_t shard_field(lua_State *L, Rille *r, const char *key, const char *what) {
+  lua_getfield(L, -1, key);
+  int64_t value = integer_check(L, r, -1, what);
+  lua_pop(L, 1);
+  return value;
+}
+
+// The run {at, n, is_counted = true} on top.
+static ShardRun run_check(lua_State *L, Rille *r) {
+  table_check(L, r, -1, "shard: a run");
+  lua_rawgeti(L, -1, 1);
+  lua_rawgeti(L, -2, 2);
+  lua_rawgeti(L, -3, 3);
+  ShardRun run = {.at = integer_check(L, r, -3, "shard: where a run begins"),
+                  .n = integer_check(L, r, -2, "shard: the length of a run"),
+                  .is_counted = lua_isnil(L, -1) || lua_toboolean(L, -1)};
+  lua_pop(L, 3);
+  return run;
+}
+
+// shard(parameter, {dim =, full =, size = of the part, runs = {{at, n, is_counted = true}, ...}});
+// shard(parameter): it is whole again, without a value.
+static int shard(lua_State *L) {
+  Rille *r = binding_of(L);
+  Param *param = param_check(L, r, "shard");
+  Shard shard = {0};
+  lua_settop(L, 2);
+  if (lua_isnil(L, 2)) {
+    check_status(L, r, param_shard(r->ctx, param, NULL, 0));
+    return 0;
+  }
+  table_check(L, r, 2, "shard: the part");
+  int64_t dim = shard_field(L, r, "dim", "shard: dim");
+  shard.dim = dim < 0 || dim >= MAX_DIMS ? MAX_DIMS : (int)dim;
+  shard.full = shard_field(L, r, "full", "shard: full");
+  int64_t size = shard_field(L, r, "size", "shard: size");
+  lua_getfield(L, 2, "runs");
+  table_check(L, r, -1, "shard: runs");
+  lua_Unsigned n = lua_rawlen(L, -1);
+  if (n > MAX_SHARD_RUNS) raise_value(L, r, "shard: a part has at most %d runs", MAX_SHARD_RUNS);
+  for (shard.n_runs = 0; shard.n_runs < (int)n; shard.n_runs++) {
+    lua_rawgeti(L, -1, shard.n_runs + 1);
+    shard.runs[shard.n_runs] = run_check(L, r);
+    lua_pop(L, 1);
+  }
+  check_status(L, r, param_shard(r->ctx, param, &shard, size));
+  return 0;
+}
+
+static void set_integer(lua_State *L, const char *key, int64_t value) {
+  lua_pushinteger(L, value);
+  lua_setfield(L, -2, key);
+}
+
+// shard_of(parameter) -> what shard() was given; nil if it is whole.
+static int shard_of(lua_State *L) {
+  Rille *r = binding_of(L);
+  const Tensor *t = param_check(L, r, "shard_of")->tensor;
+  if (!t->shard) return lua_pushnil(L), 1;
+  lua_newtable(L);
+  set_integer(L, "dim", t->shard->dim);
+  set_integer(L, "full", t->shard->full);
+  set_integer(L, "size", t->shape[t->shard->dim]);
+  lua_createtable(L, t->shard->n_runs, 0);
+  for (int k = 0; k < t->shard->n_runs; k++) {
+    const ShardRun *run = &t->shard->runs[k];
+    lua_createtable(L, 3, 0);
+    lua_pushinteger(L, run->at), lua_rawseti(L, -2, 1);
+    lua_pushinteger(L, run->n), lua_rawseti(L, -2, 2);
+    lua_pushboolean(L, run->is_counted), lua_rawseti(L, -2, 3);
+    lua_rawseti(L, -2, k + 1);
+  }
+  lua_setfield(L, -2, "runs");
+  return 1;
+}
+
+// full_shape(parameter) -> the dimensions of the whole.
+static int full_shape(lua_State *L) {
+  Rille *r = binding_of(L);
+  const Tensor *t = param_check(L, r, "full_shape")->tensor;
+  lua_createtable(L, t->ndim, 0);
+  for (int d = 0; d < t->ndim; d++) {
+    lua_pushinteger(L, t->shard && t->shard->dim == d ? t->shard->full : t->shape[d]);
+    lua_rawseti(L, -2, d + 1);
+  }
+  return 1;
+}
+
 // unit_grad(parameter, unit): the gradient buffer of a unit's uses; nil if nothing is in it yet.
 static int unit_grad(lua_State *L) {
   Rille *r = binding_of(L);
@@ -297,7 +394,14 @@ static const luaL_Reg methods[] = {
 };
 static const luaL_Reg metamethods[] = {{"__gc", set_gc}, {NULL, NULL}};
 static const luaL_Reg functions[] = {
-    {"weightset", weightset}, {"fingerprint", fingerprint}, {"unit_grad", unit_grad}, {NULL, NULL}};
+    {"weightset", weightset},
+    {"fingerprint", fingerprint},
+    {"unit_grad", unit_grad},
+    {"shard", shard},
+    {"shard_of", shard_of},
+    {"full_shape", full_shape},
+    {NULL, NULL},
+};
 
 void weights_bind(lua_State *L, Rille *r, int rille) {
   box_bind(L, r, SET, methods, metamethods);

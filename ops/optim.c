@@ -133,21 +133,47 @@ Status optim_sgd(Ctx *ctx, WeightSet *set, const SgdOptions *options) {
 }
 
 // ---- norms
+// Adds the norm of elements [begin, end) of the gradient to *out; infinity: the larger of the two.
+static Status add_norm(Ctx *ctx, WeightSet *set, bool infinity, int64_t begin, int64_t end,
+                       double *out) {
+  Expr e;
+  expr_begin(&e, ctx);
+  Tensor *part = NULL;
+  double value = 0;
+  e.status = slice(ctx, set->grad, begin, end, &part);
+  Tensor *norm = infinity ? expr1(&e, OP_max_abs, part) : expr1(&e, OP_sum_squares, part);
+  if (norm) e.status = tensor_item(norm, &value);
+  tensor_release(ctx, part);
+  TRY(expr_end(&e));
+  if (!infinity)
+    *out += value;
+  else if (value != value || value > *out)
+    *out = value;
+  return ST_OK;
+}
+
+// What counts of a parameter's gradient, in pieces as long as they can be.
+static Status param_norm(Ctx *ctx, WeightSet *set, const Param *param, bool infinity, double *out) {
+  int64_t numel = tensor_numel(param->tensor);
+  for (int64_t begin = 0, end; begin < numel; begin = end) {
+    Piece piece = param_piece(param, begin), next = piece;
+    for (end = begin; next.is_counted == piece.is_counted;) {
+      end += next.n;
+      if (end == numel) break;
+      next = param_piece(param, end);
+    }
+    if (piece.is_counted)
+      TRY(add_norm(ctx, set, infinity, param->offset + begin, param->offset + end, out));
+  }
+  return ST_OK;
+}
+
 Status optim_grad_norms(Ctx *ctx, WeightSet *set, bool infinity, double *out) {
   TRY(weightset_finish_grads(ctx, set));
   for (int i = 0; i < set->n_params; i++) {
     const Param *param = set->params[i];
     out[i] = 0;
-    if (!param || param->frozen || tensor_numel(param->tensor) == 0) continue;
-    Expr e;
-    expr_begin(&e, ctx);
-    Tensor *part = NULL;
-    e.status =
-        slice(ctx, set->grad, param->offset, param->offset + tensor_numel(param->tensor), &part);
-    Tensor *norm = infinity ? expr1(&e, OP_max_abs, part) : expr1(&e, OP_sum_squares, part);
-    if (norm) e.status = tensor_item(norm, &out[i]);
-    tensor_release(ctx, part);
-    TRY(expr_end(&e));
+    if (param && !param->frozen) TRY(param_norm(ctx, set, param, infinity, &out[i]));
   }
   return ST_OK;
 }
@@ -156,7 +182,8 @@ Status optim_grad_norms(Ctx *ctx, WeightSet *set, bool infinity, double *out) {
 enum { PRINT_BLOCK = 65536 };
 
 typedef struct Print {
-  const Tensor *t, *values;
+  const Param *param;
+  const Tensor *values;
   uint64_t key;
   uint64_t *sums; // one a block
 } Print;
@@ -168,27 +195,18 @@ static uint64_t element_bits(const Tensor *t, int64_t at) {
   return bits;
 }
 
-// The index in the whole parameter of element i of a shard.
-static int64_t global_index(const Tensor *t, int64_t i) {
-  if (!t->shard) return i;
-  int64_t index = 0, scale = 1;
-  for (int d = t->ndim - 1; d >= 0; d--) {
-    index += (t->shard->offset[d] + i % t->shape[d]) * scale;
-    scale *= t->shard->full[d];
-    i /= t->shape[d];
-  }
-  return index;
-}
-
 static void print_blocks(void *context, int64_t begin, int64_t end) {
   const Print *print = context;
-  int64_t numel = tensor_numel(print->t);
+  int64_t numel = tensor_numel(print->param->tensor);
   for (int64_t b = begin; b < end; b++) {
     int64_t stop = (b + 1) * PRINT_BLOCK < numel ? (b + 1) * PRINT_BLOCK : numel;
     uint64_t sum = 0;
-    for (int64_t i = b * PRINT_BLOCK; i < stop; i++)
-      sum += hash_mix(print->key + (uint64_t)global_index(print->t, i),
-                      element_bits(print->values, i));
+    for (int64_t i = b * PRINT_BLOCK, n; i < stop; i += n) {
+      Piece piece = param_piece(print->param, i);
+      n = piece.n < stop - i ? piece.n : stop - i;
+      for (int64_t k = 0; k < n && piece.is_counted; k++)
+        sum += hash_mix(print->key + (uint64_t)(piece.at + k), element_bits(print->values, i + k));
+    }
     print->sums[b] = sum;
   }
 }
@@ -196,7 +214,7 @@ static void print_blocks(void *context, int64_t begin, int64_t end) {
 Status optim_fingerprint(Ctx *ctx, const Param *param, const Tensor *values, uint64_t *out) {
   const Tensor *t = param->tensor;
   int64_t blocks = (tensor_numel(t) + PRINT_BLOCK - 1) / PRINT_BLOCK;
-  Print print = {.t = t, .values = values ? values : t, .key = hash_string(param->name, 0)};
+  Print print = {.param = param, .values = values ? values : t, .key = hash_string(param->name, 0)};
   *out = 0;
   if (blocks == 0) return ST_OK;
   size_t bytes = (size_t)blocks * sizeof(uint64_t);

@@ -28,12 +28,15 @@ Status optim_adamw(Ctx *ctx, WeightSet *set, const AdamwOptions *options);
 Status optim_sgd(Ctx *ctx, WeightSet *set, const SgdOptions *options);
 
 // The sum of squares (or, for `infinity`, the largest magnitude) of each parameter's finished
-// gradient, in f64: out[set->n_params]; 0 for collected parameters. NaN and infinity show in it.
+// gradient, in f64: out[set->n_params]; 0 for collected parameters. NaN and infinity show in it. Of
+// a part of a parameter only the runs that are counted are in it, so that the sum over the parts is
+// the norm of the whole.
 Status optim_grad_norms(Ctx *ctx, WeightSet *set, bool infinity, double *out);
 
 // The order-free fingerprint of a parameter's values: the sum, modulo 2^64, over its elements of a
-// mix of its name, the element's global index and its bits. Equal for every layout. `values`: those
-// of another tensor, contiguous, of the parameter's dtype and shape (of its shard); NULL: its own.
+// mix of its name, the element's global index and its bits. Equal for every layout: of a part it is
+// the sum over the runs that are counted. `values`: those of another tensor, contiguous, of the
+// parameter's dtype and shape (of its part); NULL: its own.
 Status optim_fingerprint(Ctx *ctx, const Param *param, const Tensor *values, uint64_t *out);
 
 #ifdef __cplusplus

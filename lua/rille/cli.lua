@@ -104,6 +104,7 @@ local parallel_rows = {
   "Layout over ranks:",
   { "dp", 0, "replicas (0: as many as the world has room for)", min = 0 },
   { "tp", 1, "ranks that share a layer", min = 1 },
+  { "sequence-parallel", false, "tp ranks share time out between the layers that they share" },
   { "pp", 1, "ranks that the model's layers are spread over", min = 1 },
   { "pp-schedule", nil, "pipeline schedule: rille schedule --list, or a file x.lua, x.csv "
     .. "(1f1b; interleaved with several stages a rank)", type = "string", sign = "NAME" },
@@ -120,7 +121,8 @@ local parallel_rows = {
 local function parallel_of(values)
   return {
     dp = values.dp > 0 and values.dp or nil, tp = values.tp, pp = values.pp,
-    pipeline = values.pp_schedule, stages_per_rank = values.stages_per_rank, group = values.group,
+    sequence_parallel = values.sequence_parallel or nil, pipeline = values.pp_schedule,
+    stages_per_rank = values.stages_per_rank, group = values.group,
     split = values.split and record.split_of(values.split), stall_timeout = values.stall_timeout,
   }
 end

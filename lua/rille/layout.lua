@@ -12,6 +12,7 @@ local known = require "rille.known"
 local record = require "rille.record"
 local split = require "rille.split"
 local targets = require "rille.targets"
+local tensor_parallel = require "rille.tensor_parallel"
 
 local layout = {}
 
@@ -20,8 +21,8 @@ local Layout = {}
 Layout.__index = Layout
 
 local parallel_names = {
-  "bucket", "comm", "dp", "group", "pipeline", "pp", "split", "stages_per_rank", "stall_timeout",
-  "tp",
+  "bucket", "comm", "dp", "group", "pipeline", "pp", "sequence_parallel", "split",
+  "stages_per_rank", "stall_timeout", "tp",
 }
 
 -- ---- options
@@ -63,14 +64,14 @@ local function common_lines(model, parallel, n_global, micro, alike)
   if file then file:close() end
   for _, name in ipairs(parallel_names) do
     local value = parallel[name]
-    if name ~= "comm" and (type(value) == "number" or type(value) == "string") then
+    if type(value) == "number" or type(value) == "string" or type(value) == "boolean" then
       table.insert(lines, ("parallel.%s %s"):format(name, value))
     end
   end
   add_lines(lines, "option", alike or {})
   for _, entry in ipairs(model:named_parameters()) do
     table.insert(lines, ("%s %s[%s]"):format(entry[1], entry[2]:dtype(),
-      table.concat({ entry[2]:shape() }, ", ")))
+      table.concat(core.full_shape(entry[2]), ", ")))
   end
   return lines
 end
@@ -78,9 +79,10 @@ end
 local function make_mesh(comm, parallel)
   if parallel.stall_timeout then core.stall_timeout(parallel.stall_timeout) end
   local pp, tp = positive("pp", parallel.pp, 1), positive("tp", parallel.tp, 1)
-  if tp ~= 1 then
+  if tp ~= 1 and not rawget(core, "column_linear") then
     fail.usage("parallel.tp = %d: tensor parallelism is not there yet (only 1)", tp)
   end
+  expect.option("Trainer: parallel", "sequence_parallel", parallel.sequence_parallel, "boolean?")
   return core.mesh(comm, { pp = pp, tp = tp, dp = positive("dp", parallel.dp, nil) })
 end
 
@@ -118,7 +120,8 @@ end
 local function parameters_of(self)
   local list, by_name = {}, {}
   for i, entry in ipairs(self.model:named_parameters()) do
-    local p = { name = entry[1], tensor = entry[2], index = i, units = {}, stages = {} }
+    local p = { name = entry[1], tensor = entry[2], index = i, units = {}, stages = {},
+      shape = core.full_shape(entry[2]) }
     list[i], by_name[p.name] = p, p
   end
   for u, unit in ipairs(self.units) do
@@ -296,6 +299,40 @@ local function assign(self, first_units)
   end
 end
 
+-- What ends the model on a tp group: a Linear whose output is cut along the last dimension
+-- (`features` of them in all), or the rest.
+local function find_head(self, plan)
+  local last = self.units[#self.units]
+  local form = rawget(last, "_tp_form")
+  local is_cut = form and form ~= "row" and form ~= "replicate"
+  self.tp.features = is_cut and last.d_out or nil
+  if is_cut then rawset(last, "_is_head", true) end
+  local cut = is_cut and plan.cuts[last.tied or last._path .. ".weight"]
+  self.tp.head = cut and cut.runs(self.tp.rank)[1]
+end
+
+-- Which part of each parameter a rank of a tp group holds, and what modules know of the group.
+local function cut_parameters(self, loss, sequence)
+  local size = self.mesh:size("tp")
+  if size == 1 then
+    for _, module in ipairs(self.model:modules()) do rawset(module, "_tp", nil) end
+    return
+  end
+  self.tp = tensor_parallel.new(self.mesh:group("tp"), sequence or false)
+  local last = self.units[#self.units]
+  local has_vocab = type(loss) == "table" and loss.name == "cross_entropy"
+  local plan = tensor_parallel.plan(self.model, size,
+    has_vocab and getmetatable(last) == nn.Linear._instance and last or nil)
+  for _, module in ipairs(self.model:modules()) do rawset(module, "_tp", self.tp) end
+  find_head(self, plan)
+  for _, p in ipairs(self.params) do
+    p.cut = plan.cuts[p.name]
+    local owner = self.model:get(p.name:match("^(.*)%.[^.]*$") or "")
+    p.is_partial = plan.partial[p.name]
+      or not p.cut and self.tp.sequence and not plan.apart[owner] or false
+  end
+end
+
 local function hold(self)
   self.rank = self.mesh:at("pp")
   self.local_stages = {}
@@ -310,6 +347,9 @@ local function hold(self)
     core.elsewhere(p.tensor, not p.is_here and ("stage %d, on rank %d of the pipeline"):format(
       p.stages[1], p.owner) or nil)
     if not p.is_here then core.unplace(p.tensor) end
+    if p.is_here and p.cut then
+      core.shard(p.tensor, tensor_parallel.shard(p.cut, self.tp.rank))
+    end
   end
 end
 
@@ -357,9 +397,13 @@ function layout.new(model, parallel, n_global, micro, example, loss, alike)
     self.mesh:group("pp"):agree { ("schedule %s %016x"):format(self.sched:name(),
       core.hash(self.sched:csv())) }
   end
+  cut_parameters(self, loss, parallel.sequence_parallel)
   hold(self)
   return self
 end
+
+--- Whether this rank counts what all ranks of its tp group have alike.
+function Layout:is_first_of_tp() return not self.tp or self.tp.rank == 0 end
 
 --- The microbatches of all replicas for a batch of n samples: a list of {first, n}.
 function Layout:microbatches(n)
@@ -387,8 +431,11 @@ end
 function Layout:describe()
   local size = math.min(self.micro, self.n_samples)
   local rest = self.n_samples % size
-  return ("layout: dp %d x pp %d, %s, %d microbatch%s of %d sample%s%s%s\n%s"):format(self.dp,
-    self.pp, self.sched:name(), self.m, self.m == 1 and "" or "es", size, size == 1 and "" or "s",
+  local tp = self.tp and (" x tp %d%s"):format(self.tp.size,
+    self.tp.sequence and " (sequence parallel)" or "") or ""
+  return ("layout: dp %d%s x pp %d, %s, %d microbatch%s of %d sample%s%s%s\n%s"):format(self.dp,
+    tp, self.pp, self.sched:name(), self.m, self.m == 1 and "" or "es", size,
+    size == 1 and "" or "s",
     self.dp > 1 and " a replica" or "", rest > 0 and (" (the last of %d)"):format(rest) or "",
     self.split.text)
 end
@@ -396,8 +443,9 @@ end
 --- What metrics say of it.
 function Layout:summary()
   return {
-    dp = self.dp, tp = 1, pp = self.pp, stages = self.n_stages, microbatches = self.m,
-    pipeline = self.sched:name(),
+    dp = self.dp, tp = self.mesh:size("tp"), pp = self.pp, stages = self.n_stages,
+    microbatches = self.m,
+    pipeline = self.sched:name(), sequence_parallel = self.tp and self.tp.sequence or nil,
   }
 end
 

@@ -211,12 +211,20 @@ function Module:parameters()
   return list
 end
 
---- The number of elements of all parameters.
+--- The number of elements of all parameters, also of what other ranks hold.
 function Module:n_parameters()
   local n = 0
-  for _, p in ipairs(self:parameters()) do n = n + p:numel() end
+  for _, p in ipairs(self:parameters()) do
+    local elements = 1
+    for _, length in ipairs(core.full_shape(p)) do elements = elements * length end
+    n = n + elements
+  end
   return n
 end
+
+--- Says how ranks of a tp group share the module's own parameters (rille.tensor_parallel's plan):
+--- by default not at all. Its children say it for theirs.
+function Module.tensor_parallel(_, _) end
 
 --- The module or parameter at a path below this one: m:get("h.3.attn").
 function Module:get(path)

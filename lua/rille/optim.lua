@@ -175,7 +175,8 @@ end
 --- a factor.
 --- An entry of `named` may say more, where a model lies on several ranks: place (parameters of
 --- one place share a flat set), unit (the first that uses it), order (in the model), is_counted
---- (false: another rank counts it in the norm). replicas: sets are padded so that they divide.
+--- (false: another rank counts it in the norm), cut (which part of it this rank has). replicas:
+--- sets are padded so that they divide.
 ---@param named table[]
 ---@param spec table|string
 ---@param replicas integer?
@@ -225,7 +226,7 @@ function Optimizer:gather()
     local g = group_of(self.groups, name, p)
     local key = g .. " " .. p:dtype() .. " " .. (entry.place or "")
     if not by_key[key] then
-      by_key[key] = { group = self.groups[g], params = {}, names = {}, units = {},
+      by_key[key] = { group = self.groups[g], params = {}, names = {}, units = {}, cuts = {},
         place = entry.place }
       table.insert(self.sets, by_key[key])
     end
@@ -233,6 +234,7 @@ function Optimizer:gather()
     table.insert(part.params, p)
     table.insert(part.names, name)
     table.insert(part.units, entry.unit or 0)
+    part.cuts[#part.params] = entry.cut
     table.insert(self.places, { name = name, part = part, index = #part.params, entry = entry })
   end
   for i, part in ipairs(self.sets) do

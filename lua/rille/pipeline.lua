@@ -32,8 +32,9 @@ local function my_sums(self, norms)
   local now = self.now
   local mine = {
     loss = 0.0, count = 0, slots = now.slots, expected = now.expected, added = now.added,
-    has_loss = self.has_loss, stop = core.stop_requested() or "",
+    has_loss = self.has_loss,
     norms = self.layout.mesh:at("dp") == 0 and norms or {}, -- replicas have the same gradients
+    stop = core.stop_requested() or "",
   }
   for _, piece in ipairs(now.pieces) do
     if piece.loss then mine.loss, mine.count = mine.loss + piece.loss, mine.count + piece.count end
@@ -173,10 +174,21 @@ function Pipeline:timeline()
   return self.layout.sched:compare(spans, self.spans_clocks)
 end
 
+-- Weights that all ranks of a tp group have whole are the same there.
+local function agree_in_tp(self)
+  local l, sum = self.layout, 0
+  if not l.tp then return end
+  for _, p in ipairs(l.params) do
+    if p.is_here and not p.cut then sum = sum + core.fingerprint(p.tensor) end
+  end
+  l.tp.group:agree { ("weights that tp ranks have whole, of fingerprint %016x"):format(sum) }
+end
+
 --- The fingerprint, on which all ranks agree; an error where replicas have drifted apart.
 function Pipeline:common_fingerprint()
   local value = self:fingerprint()
   if self.all:size() > 1 then self.all:agree { "weights of fingerprint " .. value } end
+  agree_in_tp(self)
   return value
 end
 
@@ -289,7 +301,7 @@ function Pipeline:evaluate(loader, n, micro)
   self.now = { pieces = pieces, samples = micro, added = {} }
   forward_pieces(self, pieces)
   for _, piece in ipairs(pieces) do
-    if piece.loss then
+    if piece.loss and l:is_first_of_tp() then
       table.insert(order, { k = piece.k, loss = piece.loss, count = piece.count })
     end
   end
@@ -317,7 +329,13 @@ function Pipeline:predict(x)
   self.now = { pieces = { { batch = { x }, first = 0, n = x:size(0), at = 0 } }, added = {},
     samples = x:size(0) }
   self.wants_output = true
-  local _ <close> = setmetatable({}, { __close = function() self.wants_output = false end })
+  local tp = self.layout.tp
+  local sequence = tp and tp.sequence
+  local _ <close> = setmetatable({}, { __close = function()
+    self.wants_output = false
+    if tp then tp.sequence = sequence end
+  end })
+  if tp then tp.sequence = false end -- any length will do
   rille.no_grad(function() self.exec:forward(1) end)
   local output = self.now.pieces[1].output
   if self.layout.pp == 1 then return output[1] end
@@ -378,8 +396,10 @@ function Pipeline:optimizer(spec)
   local l, named = self.layout, {}
   for _, p in ipairs(l.params) do
     if p.is_here then
-      table.insert(named, { p.name, p.tensor, order = p.index, is_counted = p.owner == l.rank,
-        place = p.tied and "tied " .. p.group or "stage " .. p.stages[1], unit = p.units[1] })
+      local place = p.tied and "tied " .. p.group or "stage " .. p.stages[1]
+      table.insert(named, { p.name, p.tensor, order = p.index, unit = p.units[1],
+        is_counted = p.owner == l.rank and (p.cut ~= nil or l:is_first_of_tp()),
+        place = p.is_partial and place .. " partial" or place, cut = p.cut })
     end
   end
   local optimizer = optim.new(named, spec, l.dp)
@@ -401,14 +421,22 @@ function Pipeline:buffers()
   return list
 end
 
---- The 64-bit fingerprint of all parameters as 16 hexadecimal digits: equal for every layout.
-function Pipeline:fingerprint()
+-- This rank's share of the fingerprint: what no other rank of the replica counts.
+local function own_fingerprint(self)
   local l, sum = self.layout, 0
   for _, p in ipairs(l.params) do
-    if p.owner == l.rank then sum = sum + core.fingerprint(p.tensor) end
+    if p.owner == l.rank and (p.cut or l:is_first_of_tp()) then
+      sum = sum + core.fingerprint(p.tensor)
+    end
   end
-  if l.pp > 1 then
-    local parts = self.pp_comm:all_gather(("<i8"):pack(sum))
+  return sum
+end
+
+--- The 64-bit fingerprint of all parameters as 16 hexadecimal digits: equal for every layout.
+function Pipeline:fingerprint()
+  local sum = own_fingerprint(self)
+  if self.model_comm:size() > 1 then
+    local parts = self.model_comm:all_gather(("<i8"):pack(sum))
     sum = 0
     for _, part in ipairs(parts) do sum = sum + ("<i8"):unpack(part) end
   end
@@ -436,7 +464,13 @@ local function new(l, options)
     all = l.mesh:all(), pp_comm = l.mesh:group("pp"), dp_comm = l.mesh:group("dp"),
     edge_names = {}, edges_from = {}, left = {}, buckets = {},
   }, Pipeline)
-  self.has_loss = l.sched:holder(l.n_stages - 1) == l.rank
+  self.has_loss = l.sched:holder(l.n_stages - 1) == l.rank and l:is_first_of_tp()
+  self.model_comm = self.pp_comm -- the ranks that make one copy of the model
+  if l.tp then
+    self.model_comm = self.all:split(l.mesh:at("dp"), self.all:rank())
+    self.stage_comm = self.all:split(l.mesh:at("pp"), self.all:rank()) -- ... that share a stage
+    reduction.make_sharers(self)
+  end
   for stage = 0, l.n_stages - 1 do self.edge_names[stage], self.edges_from[stage] = {}, {} end
   for _, edge in ipairs(l.edges) do
     self.edge_names[edge.from][edge.to] = edge.names

@@ -51,13 +51,15 @@ function record.parse_layout(text)
     name = name and name:gsub("-", "_")
     if name and numbers[name] and math.tointeger(tonumber(value)) then
       parallel[name] = math.tointeger(tonumber(value))
+    elseif name == "sequence_parallel" and (value == "true" or value == "false") then
+      parallel[name] = value == "true"
     elseif name and words[name] then
       parallel[name] = value
     elseif last == "split" and word:find("^[%d,]+$") then -- split=2, 2
       parallel.split, name = parallel.split .. " " .. word, last
     else
-      fail.usage("layout %q: %q must be dp=, tp=, pp=, stages_per_rank=, group= and a number, or "
-        .. "pipeline= or split= and a name", text, word)
+      fail.usage("layout %q: %q must be dp=, tp=, pp=, stages_per_rank=, group= and a number, "
+        .. "pipeline= or split= and a name, or sequence_parallel=true", text, word)
     end
     last = name
   end

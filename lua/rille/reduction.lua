@@ -1,5 +1,5 @@
--- reduction - gradients summed over stages that share a parameter, and over replicas, while the
--- last backward still runs.
+-- reduction - gradients summed over stages that share a parameter, over ranks of a tp group that
+-- have parts of one, and over replicas, while the last backward still runs.
 --
 -- What is reduced goes in buckets, the last units first: a bucket's sum starts when its units have
 -- made their last contribution. All of it works on a pipeline (rille.pipeline), `self` here.
@@ -21,10 +21,13 @@ local function buckets_of(sets, size)
     for i = #part.params, 1, -1 do
       local p = part.params[i]
       if not bucket or bytes >= size then
-        bucket, bytes = { set = part.set, first = i, n = 0, unit = math.huge }, 0
+        bucket, bytes = { set = part.set, first = i, n = 0, unit = math.huge, shared = {},
+          is_partial = part.place:find " partial$" ~= nil }, 0
         table.insert(list, bucket)
       end
       bucket.first, bucket.n = i, bucket.n + 1
+      local cut = part.cuts[i]
+      if cut and (cut.sharers or 1) > 1 then table.insert(bucket.shared, { p, cut }) end
       bucket.unit = math.min(bucket.unit, part.units[i])
       bytes = bytes + p:numel() * (p:dtype() == "f64" and 8 or 4)
     end
@@ -44,9 +47,15 @@ local function start_ready(self)
     if not bucket.is_ready then return end
     self.next_bucket = self.next_bucket + 1
     local grad = bucket.set:finish_part(bucket.first, bucket.n)
-    if self.layout.dp > 1 then
-      table.insert(self.started, self.dp_comm:all_reduce_start(grad))
+    for _, shared in ipairs(bucket.shared) do -- key and value heads that several ranks have
+      local p, cut = shared[1], shared[2]
+      local whole = p:grad()
+      if whole then
+        self.sharers_comm[cut.sharers]:all_reduce(whole:slice(0, cut.shared, cut.size))
+      end
     end
+    local comm = bucket.is_partial and self.stage_comm or self.layout.dp > 1 and self.dp_comm
+    if comm then table.insert(self.started, comm:all_reduce_start(grad)) end
   end
 end
 
@@ -102,6 +111,19 @@ function reduction.make_groups(self)
   end
 end
 
+--- Makes the groups of ranks that hold the same key and value heads, where those are fewer than tp
+--- ranks: by how many ranks that are.
+function reduction.make_sharers(self)
+  local l = self.layout
+  self.sharers_comm = {}
+  for _, p in ipairs(l.params) do
+    local n = p.cut and p.cut.sharers or 1
+    if n > 1 and not self.sharers_comm[n] then
+      self.sharers_comm[n] = l.tp.group:split(l.tp.rank // n, l.tp.rank)
+    end
+  end
+end
+
 --- The buckets of this rank in the order in which they become ready on the first replica: the same
 --- for all, whose schedules may differ by a microbatch.
 function reduction.buckets(self, optimizer)
@@ -112,7 +134,10 @@ function reduction.buckets(self, optimizer)
     if kind then
       local index, sets = kind == "stage" and action.stage or action.mb, {}
       for _, part in ipairs(optimizer.sets) do
-        if part.place == kind .. " " .. index then table.insert(sets, part) end
+        local place = kind .. " " .. index
+        if part.place == place or part.place == place .. " partial" then
+          table.insert(sets, part)
+        end
       end
       for _, bucket in ipairs(buckets_of(sets, self.layout.bucket)) do
         bucket.kind, bucket.index = kind, index

@@ -50,6 +50,28 @@ local function run_units(self, stage, piece, values, named, kept)
   return values
 end
 
+-- The model's input: numbers are cut along time where all activations are; ids stay whole, since
+-- the embedding cuts what it gives.
+local function enter(self, x, kept)
+  local tp = self.layout.tp
+  if not tp or not rille.is_tensor(x) or not x:dtype():find "^b?f" then return x end
+  local part = tp:part(x)
+  kept[part] = true
+  return part
+end
+
+-- The model's output, whole; but for the features of a head whose loss takes them cut.
+local function leave(self, values, keeps_features)
+  local tp, y = self.layout.tp, values[1]
+  if not tp or not rille.is_tensor(y) then return values end
+  if not tp.features then
+    y = tp:join(y)
+  elseif not keeps_features then
+    y = tp:features(y, tp.features)
+  end
+  return { n = values.n, y, table.unpack(values, 2, values.n) }
+end
+
 -- What comes into a stage: the chain's values, and named ones.
 local function inputs_of(self, stage, piece, ins)
   local named, kept = {}, {}
@@ -57,7 +79,7 @@ local function inputs_of(self, stage, piece, ins)
     local x = targets.rows(piece.batch, 1, piece.first, piece.n)
     core.data(x)
     kept[x] = true
-    return table.pack(x), named, kept
+    return table.pack(enter(self, x, kept)), named, kept
   end
   for k = 2, #ins do
     local names = self.edge_names[ins[k].stage][stage]
@@ -92,8 +114,15 @@ local function finish_forward(self, piece, values, live, kept)
   local now = self.now
   local y = targets.rows(piece.batch, 2, piece.first, piece.n)
   if y then core.data(y) end
-  local sum, count, is_mean = targets.loss(self.loss, values, y, piece.n)
+  local tp, loss = self.layout.tp, self.loss
+  local is_cut = tp and tp.features and type(loss) == "table" and loss.cut
+  local whole = leave(self, values, is_cut)
+  if is_cut then
+    loss = function(output, target) return self.loss.cut(output, target, tp) end
+  end
+  local sum, count, is_mean = targets.loss(loss, whole, y, piece.n)
   drop_inputs(values, { n = 0 }, kept, {})
+  if whole ~= values then drop_inputs(whole, values, kept, {}) end
   now.slots = now.slots or targets.slots(self.loss, piece.batch[2], now.samples, is_mean)
   piece.loss, piece.count = sum:item(), count
   if not rille.is_grad_enabled() then return core.release(sum) end
@@ -103,12 +132,20 @@ local function finish_forward(self, piece, values, live, kept)
   live.sum = sum
 end
 
+-- What this rank's value of an added loss counts: with activations cut along time, that is the mean
+-- over its part.
+local function added_share(self, added, piece)
+  local tp = self.layout.tp
+  return added.weight * piece.n / self.now.samples / (tp and tp.sequence and tp.size or 1)
+end
+
 -- Remembers what added losses are worth, for the step's sums.
 local function note_added(self, mb, piece)
-  for k, added in ipairs(nn.added_losses) do
+  local tp = self.layout.tp
+  for k, added in ipairs(tp and tp.rank > 0 and not tp.sequence and {} or nn.added_losses) do
     table.insert(self.now.added, {
       name = added.name, mb = mb, unit = added.unit, k = k,
-      value = added.weight * piece.n / self.now.samples * added.value:item(),
+      value = added_share(self, added, piece) * added.value:item(),
     })
   end
   nn.added_losses = nil
@@ -133,7 +170,7 @@ function stage_calls.forward(self, stage, mb, ins)
   values = run_units(self, stage, piece, values, named, kept)
   local outs
   if self.wants_output and stage == self.layout.n_stages - 1 then
-    outs, piece.output = {}, values
+    outs, piece.output = {}, leave(self, values, false)
   elseif stage == self.layout.n_stages - 1 then
     finish_forward(self, piece, values, live, kept)
     outs = {}
@@ -171,7 +208,7 @@ local function roots_of(self, live, douts, piece)
   end
   for _, added in ipairs(live.added) do
     if added.value:requires_grad() then
-      local share = added.weight * piece.n / self.now.samples
+      local share = added_share(self, added, piece)
       add(added.value, rille.full({}, share * targets.count_in_advance(self) / self.now.slots,
         { dtype = added.value:dtype() }))
     end

@@ -21,8 +21,8 @@ local trainer = { add_loss = added.add_loss }
 ---   loss        nn.cross_entropy, or a function(output, target) -> sum, count, or -> mean
 ---   optimizer   see rille.optim.new
 ---   batch       {global = samples a step, micro = samples a microbatch}
----   parallel    how the model lies on the ranks: {dp =, pp =, stages_per_rank =, pipeline =,
----               group =, split =}; default: all ranks are replicas
+---   parallel    how the model lies on the ranks: {dp =, tp =, sequence_parallel =, pp =,
+---               stages_per_rank =, pipeline =, group =, split =}; default: all ranks are replicas
 ---   example     a batch {inputs, targets} that parallel.split = "time" measures units on
 ---   recompute   true: keep only the inputs of each unit and run it again in backward
 ---   steps       how many are planned (schedules and the eta need it)

@@ -67,7 +67,7 @@ LIB_SRC := $(filter-out $(ISA_SRC) $(PLUGIN_SRC) ops/kernels/gemm_%.c,\
 # What is installed, and so exported: all of core but *_impl.h, and of the other layers these.
 HEADERS := $(filter-out %_impl.h,$(wildcard core/*.h core/*.def)) $(wildcard \
   $(addprefix ops/,ops.h ops.def optim.h random.h) $(addprefix parallel/,\
-  comm.h mesh.h partition.h ledger.h channel.h exec.h sched.h sched_cli.h tied.h))
+  comm.h comm_ops.h comm_ops.def mesh.h partition.h ledger.h channel.h exec.h sched.h sched_cli.h tied.h))
 MAIN_SRC := $(wildcard lua/main.c lua/info.c lua/launch.c lua/runner.c lua/repl.c)
 BIND_SRC := $(filter-out $(MAIN_SRC),$(wildcard lua/*.c))
 LUA_LIBRARY := $(wildcard lua/rille/*.lua lua/rille/*/*.lua)

@@ -313,17 +313,19 @@ static void note_time(const OpCall *call, double seconds) {
   op_profile_add(call->ctx->profile, what, seconds, call->flops);
 }
 
-static void run_kernel(OpCall *call, Device *device, Tensor **out, void *workspace,
-                       unsigned accumulate) {
+static Status run_kernel(OpCall *call, Device *device, Tensor **out, void *workspace,
+                         unsigned accumulate) {
   call->ctx->flops += call->flops;
   Kernel kernel = call->op->kernel[device->kind];
-  if (!kernel || device->kind == DEV_META) return;
-  KernelCall k = {&call->args, call->n_in, call->n_out + call->n_saved, call->in, out,
-                  workspace,   accumulate};
+  if (!kernel || device->kind == DEV_META) return ST_OK;
+  Status status = ST_OK;
+  KernelCall k = {&call->args, call->n_in, call->n_out + call->n_saved, call->in, out, workspace,
+                  accumulate,  &status};
   double start = call->ctx->profile ? clock_now() : 0;
   kernel(&k);
   if (call->ctx->profile) note_time(call, clock_now() - start);
-  poll_run();
+  if (status == ST_OK) poll_run();
+  return status;
 }
 
 // Outputs inherit the D and P bits; a P-only input of a GEMM-like op waits for W.
@@ -355,8 +357,9 @@ static Status execute(OpCall *call, Device *device, Tensor **out) {
   if (call->workspace > 0 && device->kind != DEV_META)
     TRY_TO(failed,
            device->vtable->alloc(device, (size_t)call->workspace, MEM_WORKSPACE, &workspace));
-  if (!call->out[0].alias) run_kernel(call, device, all, workspace, 0);
+  if (!call->out[0].alias) status = run_kernel(call, device, all, workspace, 0);
   if (workspace) device->vtable->free(device, workspace, (size_t)call->workspace, MEM_WORKSPACE);
+  if (status != ST_OK) goto failed;
   OpNeeds local, *needs = &local;
   if (call->op->id >= 0)
     needs = &ctx->op_needs[call->op->id];
@@ -410,7 +413,7 @@ static Status execute_into(OpCall *call, Device *device, Tensor **out, unsigned 
     TRY_TO(done, tensor_new(ctx, device, &call->out[i], MEM_WORKSPACE, &all[i]));
   if (call->workspace > 0 && device->kind != DEV_META)
     TRY_TO(done, device->vtable->alloc(device, (size_t)call->workspace, MEM_WORKSPACE, &workspace));
-  run_kernel(call, device, all, workspace, accumulate);
+  status = run_kernel(call, device, all, workspace, accumulate);
 done:
   if (workspace) device->vtable->free(device, workspace, (size_t)call->workspace, MEM_WORKSPACE);
   for (int i = call->n_out; i < call->n_out + call->n_saved; i++) tensor_release(ctx, all[i]);

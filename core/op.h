@@ -8,7 +8,7 @@
 //    promote dtypes -> make inputs contiguous (if the kernel asks) -> shape rule -> check indices
 //      -> allocate outputs -> kernel -> record on the tape
 //
-// Everything that can fail comes before the kernel; a kernel cannot.
+// Everything that can fail comes before the kernel; a kernel cannot, unless it communicates.
 #ifndef RILLE_CORE_OP_H
 #define RILLE_CORE_OP_H
 
@@ -83,6 +83,7 @@ typedef struct KernelCall {
   Tensor **in, **out;
   void *workspace;
   unsigned accumulate;
+  Status *status; // ST_OK; a kernel that communicates may leave a failure there
 } KernelCall;
 
 // What a backward gets. in[j], out[i], saved[k] are present if the row's `needs` named them for a
@@ -112,7 +113,7 @@ struct Op {
   int id;             // row number; -1: not in the table
   const char *name;   // as scripts see it
   const char *inputs; // "x w bias?": names in order, ? optional, * any number
-  const char *args;   // "dim:int=-1 keepdim:bool=false dims:list": type int float bool dtype list
+  const char *args;   // "dim:int=-1 dims:list": type int float bool dtype list group
   const char *needs;  // "x:w w:x": which of inputs (by name), out, saved each gradient reads
   const char *defer;  // inputs whose gradient is GEMM-like and waits for W where it has no D
   unsigned flags;
@@ -136,7 +137,8 @@ typedef struct OpNeeds {
 void op_needs(const Op *op, OpNeeds *out);
 
 // Runs an op on any number of inputs and records it. out[0..op->n_out) are owned by the caller.
-// Errors: what the shape rule says, ERANGE for index values, ESTATE for released inputs, ESTOPPED.
+// Errors: what the shape rule says, ERANGE for index values, ESTATE for released inputs, ESTOPPED,
+// ECOMM of a kernel that communicates.
 Status op_apply(Ctx *ctx, const Op *op, Tensor **in, int n_in, const OpArgs *args, Tensor **out);
 
 // Runs an op without recording, into tensors the caller has: each of the right shape and dtype,

@@ -4,6 +4,7 @@
 #include "lua/library.h"
 #include "ops/ops.h"
 #include "parallel/comm.h"
+#include "parallel/comm_ops.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -115,7 +116,8 @@ static Rille *push_state(lua_State *L) {
   lua_pushcfunction(L, rille_gc);
   lua_setfield(L, -2, "__gc");
   lua_setmetatable(L, -2);
-  if (ops_init(r->ctx) != ST_OK) luaL_error(L, "rille: %s", status_message());
+  if (ops_init(r->ctx) != ST_OK || comm_ops_init(r->ctx) != ST_OK)
+    luaL_error(L, "rille: %s", status_message());
   r->ctx->where = script_line;
   r->ctx->where_user = r;
   pool_on_pressure(r->ctx->pool, on_pressure, r);

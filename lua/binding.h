@@ -38,7 +38,7 @@ typedef struct Rille {
   int tensor_meta_ref;       // and in the registry
   int list_ref;              // of the list that collect_tensors gave last
   int script_error_ref;      // the error value of a callback that failed (ST_ESCRIPT)
-  struct OpBinding *ops;     // OP_COUNT rows
+  struct OpBinding *ops;     // COMM_OP_END rows
   const char *last_source;   // interned; of the line that was asked for last
   uint64_t n_calls;          // grows with every op call: how many nodes a checkpoint may need
   struct Checkpoint *region; // the checkpointed region whose first forward runs

@@ -21,10 +21,15 @@ static void push_comm(lua_State *L, Comm *comm, bool is_owned) {
   box->is_owned = is_owned;
 }
 
+Comm *comm_at(lua_State *L, Rille *r, int index) {
+  CommBox *box = luaL_testudata(L, index, COMM);
+  if (box && !box->comm) raise_value(L, r, "this group of ranks has been freed");
+  return box ? box->comm : NULL;
+}
+
 Comm *comm_check_box(lua_State *L, Rille *r, int index) {
-  CommBox *box = box_check(L, r, index, COMM);
-  if (!box->comm) raise_value(L, r, "this group of ranks has been freed");
-  return box->comm;
+  box_check(L, r, index, COMM);
+  return comm_at(L, r, index);
 }
 
 static Comm *self_comm(lua_State *L, Rille *r) { return comm_check_box(L, r, 1); }

@@ -9,7 +9,10 @@
 extern "C" {
 #endif
 
-// The group at a stack index, borrowed from its userdata; else a Lua error.
+// The group at a stack index, borrowed from its userdata; NULL if there is none, a Lua error if it
+// has been freed.
+Comm *comm_at(lua_State *L, Rille *r, int index);
+// The same; a Lua error if there is none.
 Comm *comm_check_box(lua_State *L, Rille *r, int index);
 
 #ifdef __cplusplus

@@ -5,8 +5,13 @@
 // table, or numbers:
 //
 //    x:sum()   x:sum(0)   x:sum(0, 1)   x:sum({0, 1}, true)   x:sum{0, 1, keepdim = true}
+//
+// The collectives of comm_ops.def are functions of rille.core: core.all_gather(x, {group = g, dim =
+// 1}).
 #include "lua/binding.h"
+#include "lua/comm_bind.h"
 #include "ops/ops.h"
+#include "parallel/comm_ops.h"
 
 #include <assert.h>
 #include <math.h>
@@ -14,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef enum ArgType { ARG_INT, ARG_FLOAT, ARG_BOOL, ARG_DTYPE, ARG_LIST } ArgType;
+typedef enum ArgType { ARG_INT, ARG_FLOAT, ARG_BOOL, ARG_DTYPE, ARG_LIST, ARG_GROUP } ArgType;
 
 typedef struct ArgBinding {
   char name[24];
@@ -46,7 +51,7 @@ typedef struct Call {
 } Call;
 
 static void parse_row(const Op *op, OpBinding *out) {
-  static const char *const types[] = {"int", "float", "bool", "dtype", "list"};
+  static const char *const types[] = {"int", "float", "bool", "dtype", "list", "group"};
   ArgSpec specs[OP_MAX_ARGS + 1];
   out->op = op;
   for (const char *at = op->inputs; *at; out->n_inputs++) {
@@ -124,6 +129,12 @@ static void set_arg(Call *c, int k, int index) {
     value->i = lua_toboolean(L, index);
     break;
   case ARG_DTYPE: value->i = dtype_check(L, c->r, index); break;
+  case ARG_GROUP: {
+    const Comm *comm = comm_at(L, c->r, index);
+    if (!comm) bad_arg(c, k, index, "a group of ranks");
+    value->i = comm->id;
+    break;
+  }
   case ARG_LIST:
     if (type == LUA_TTABLE) {
       list_from_table(c, k, index);
@@ -371,12 +382,12 @@ static void push_call(lua_State *L, Rille *r, OpBinding *binding, lua_CFunction 
   lua_pushcclosure(L, fn, 2);
 }
 
-// core.ops(): the rows as tables, for help and for tests.
-static int list_ops(lua_State *L) {
+// The rows [first, end) as tables.
+static int list_rows(lua_State *L, int first, int end) {
   Rille *r = binding_of(L);
   lua_newtable(L);
   int n = 0;
-  for (int i = 0; i < OP_COUNT; i++) {
+  for (int i = first; i < end; i++) {
     const Op *op = r->ops[i].op;
     if (op->flags & OP_HIDDEN) continue;
     lua_createtable(L, 0, 6);
@@ -392,6 +403,10 @@ static int list_ops(lua_State *L) {
   return 1;
 }
 
+// core.ops(): the rows, for help and for tests; core.comm_ops(): the collectives.
+static int list_ops(lua_State *L) { return list_rows(L, 0, OP_COUNT); }
+static int list_comm_ops(lua_State *L) { return list_rows(L, OP_COUNT, COMM_OP_END); }
+
 // The arithmetic metamethods are rows too.
 static const struct {
   const char *event, *op;
@@ -405,9 +420,9 @@ static int call_unary(lua_State *L) {
 }
 
 void ops_bind(lua_State *L, Rille *r, int rille, int methods) {
-  r->ops = lua_newuserdatauv(L, OP_COUNT * sizeof *r->ops, 0);
+  r->ops = lua_newuserdatauv(L, COMM_OP_END * sizeof *r->ops, 0);
   lua_setfield(L, LUA_REGISTRYINDEX, "rille.ops"); // lives as long as the state
-  memset(r->ops, 0, OP_COUNT * sizeof *r->ops);
+  memset(r->ops, 0, COMM_OP_END * sizeof *r->ops);
   lua_rawgeti(L, LUA_REGISTRYINDEX, r->tensor_meta_ref);
   for (int i = 0; i < OP_COUNT; i++) {
     OpBinding *b = &r->ops[i];
@@ -432,5 +447,12 @@ void ops_bind(lua_State *L, Rille *r, int rille, int methods) {
   lua_getfield(L, rille, "core");
   binding_push(L, r, list_ops);
   lua_setfield(L, -2, "ops");
+  binding_push(L, r, list_comm_ops);
+  lua_setfield(L, -2, "comm_ops");
+  for (int i = OP_COUNT; i < COMM_OP_END; i++) {
+    parse_row(comm_op_row((CommOpId)i), &r->ops[i]);
+    push_call(L, r, &r->ops[i], call_op);
+    lua_setfield(L, -2, r->ops[i].op->name);
+  }
   lua_pop(L, 1);
 }

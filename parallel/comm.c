@@ -74,6 +74,12 @@ void comm_free(Comm *comm) {
   if (comm && comm != process.world) group_delete(comm);
 }
 
+Comm *comm_by_id(int64_t id) {
+  Comm *group = process.groups;
+  while (group && group->id != id) group = group->next;
+  return group;
+}
+
 // What a rank brings to a split.
 typedef struct SplitEntry {
   int64_t next_id;

@@ -161,6 +161,8 @@ Status comm_self(Comm **out);
 // colour < 0: in no group, *out is NULL.
 Status comm_split(Comm *comm, int colour, int key, Comm **out);
 void comm_free(Comm *comm); // not collective
+// The group of this process that has this id; NULL: it has been freed.
+Comm *comm_by_id(int64_t id);
 
 // ---- messages --------------------------------------------------------------------------------
 

@@ -1,0 +1,24 @@
+// comm_ops_impl - what the rows of comm_ops.def bind, and what their files share.
+#ifndef RILLE_PARALLEL_COMM_OPS_IMPL_H
+#define RILLE_PARALLEL_COMM_OPS_IMPL_H
+
+#include "parallel/comm_ops.h"
+
+#define OP(name, flags, n_out, n_saved, inputs, args, needs, defer, help) \
+  Status shape_comm_##name(OpCall *call);                                 \
+  Status grad_comm_##name(GradCall *call);                                \
+  void cpu_comm_##name(const KernelCall *call);
+#define OP_V(name, flags, inputs, args, help) \
+  Status shape_comm_##name(OpCall *call);     \
+  Status grad_comm_##name(GradCall *call);
+#include "parallel/comm_ops.def"
+#undef OP
+#undef OP_V
+
+// The group among a call's arguments. Errors: ESTATE, if it has been freed.
+Status comm_op_group(const Op *op, const OpArgs *args, Comm **out);
+
+// ESHAPE unless dimension dim of input 0 divides among the ranks.
+Status comm_op_divides(const OpCall *call, const Comm *comm, int dim);
+
+#endif

@@ -393,13 +393,36 @@ static int param(lua_State *L) {
   return 1;
 }
 
-// dropout(x, p): the mask depends on seed, module, ordinal of the call, step, sample and element.
+// The part {dim =, at =, full =} at 3: x is entries at .. of dimension dim, which is full long.
+static SamplePart part_check(lua_State *L, Rille *r, const Tensor *x) {
+  static const char *const keys[] = {"dim", "at", "full"};
+  int64_t v[3];
+  table_check(L, r, 3, "dropout: the part");
+  for (int i = 0; i < 3; i++) {
+    lua_getfield(L, 3, keys[i]);
+    v[i] = integer_check(L, r, -1, "dropout: dim, at and full of the part");
+    lua_pop(L, 1);
+  }
+  int64_t dim = v[0] < 0 ? v[0] + x->ndim : v[0], after = 1;
+  if (dim < 0 || dim >= x->ndim)
+    raise_value(L, r, "dropout: x has %d dimensions, none of them is %d", x->ndim, (int)v[0]);
+  if (v[1] < 0 || v[1] > v[2] - x->shape[dim])
+    raise_value(L, r, "dropout: %lld from %lld on is no part of %lld", (long long)x->shape[dim],
+                (long long)v[1], (long long)v[2]);
+  for (int d = (int)dim + 1; d < x->ndim; d++) after *= x->shape[d];
+  return (SamplePart){x->shape[dim] * after, v[2] * after, v[1] * after};
+}
+
+// dropout(x, p, part): the mask depends on seed, module, ordinal of the call, step, sample and
+// element; part: x is cut along a dimension, and gets its part of the mask.
 static int dropout(lua_State *L) {
   Rille *r = binding_of(L);
   Tensor *t = tensor_check(L, r, 1, "dropout: x"), *out;
+  SamplePart part = {0};
+  if (!lua_isnoneornil(L, 3)) part = part_check(L, r, t);
   r->n_calls++;
   if (r->region) checkpoint_saw(L, r, &t, 1);
-  Status status = ops_dropout(r->ctx, t, number_check(L, r, 2, "dropout: p"), &out);
+  Status status = ops_dropout(r->ctx, t, number_check(L, r, 2, "dropout: p"), &part, &out);
   if (status != ST_OK) return raise_status(L, r, status, &t, 1);
   push_tensor(L, r, out);
   return 1;

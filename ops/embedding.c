@@ -13,11 +13,16 @@ Status shape_embedding(OpCall *call) {
   if (ids->dtype != DT_I64)
     return fail_hint(shape_fail(call, "ids must be i64"), "convert with ids:to(\"i64\")");
   if (ids->ndim + 1 > MAX_DIMS) return shape_fail(call, "ids has too many dimensions");
+  int64_t first = call->args.v[0].i, vocab = call->args.v[1].i;
+  if (first < 0 || vocab < 0 || (first > 0 && vocab == 0))
+    return fail_hint(fail(ST_EVALUE, "embedding: rows from %lld on of a table of %lld",
+                          (long long)first, (long long)vocab),
+                     "a part of a table says where it begins and how many rows the table has");
   shape_like(&call->out[0], ids);
   call->out[0].dtype = w->dtype;
   call->out[0].shape[call->out[0].ndim++] = w->shape[1];
   call->index_in = 1;
-  call->index_limit = w->shape[0];
+  call->index_limit = vocab ? vocab : w->shape[0];
   return ST_OK;
 }
 
@@ -26,6 +31,7 @@ Status grad_embedding(GradCall *call) {
   expr_begin(&e, call->ctx);
   OpArgs args = {.n_list = -1};
   args.v[0].i = call->in_spec[0].shape[0];
+  args.v[1].i = call->args->v[0].i;
   Tensor *in[] = {call->dout[0], call->in[1]};
   expr_give_op(&e, call, 0, OP_embedding_bwd, &args, in, 2);
   return expr_end(&e);
@@ -50,6 +56,10 @@ Status shape_dropout(OpCall *call) {
     return fail_hint(shape_fail(call, "x does not divide into the microbatch's %lld samples",
                                 (long long)samples),
                      "the first dimension must be the batch, or batch times time");
+  int64_t inner = call->args.v[5].i, whole = call->args.v[6].i, offset = call->args.v[7].i;
+  if (inner < 0 || offset < 0 || (inner && (offset > whole - inner || numel / samples % inner)))
+    return shape_fail(call, "%lld elements from %lld on are no part of %lld of a sample",
+                      (long long)inner, (long long)offset, (long long)whole);
   shape_like(&call->out[0], call->in[0]);
   call->workspace = stage_bytes(call);
   return ST_OK;
@@ -62,7 +72,7 @@ Status grad_dropout(GradCall *call) {
   return expr_end(&e);
 }
 
-Status ops_dropout(Ctx *ctx, Tensor *x, double p, Tensor **out) {
+Status ops_dropout(Ctx *ctx, Tensor *x, double p, const SamplePart *part, Tensor **out) {
   RandomCall random = {0};
   TRY(ctx_random_call(ctx, &random));
   OpArgs args = {.n_list = -1};
@@ -71,6 +81,9 @@ Status ops_dropout(Ctx *ctx, Tensor *x, double p, Tensor **out) {
   args.v[2].i = random.first_sample;
   args.v[3].i = random.n_samples;
   args.v[4].i = random.step;
+  args.v[5].i = part ? part->inner : 0;
+  args.v[6].i = part ? part->whole : 0;
+  args.v[7].i = part ? part->offset : 0;
   if (random.n_samples == 0) { // outside a step: each row is a sample of its own
     args.v[2].i = 0;
     args.v[3].i = x->ndim && x->shape[0] ? x->shape[0] : 1;

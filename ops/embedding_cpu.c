@@ -7,12 +7,12 @@
 
 void cpu_embedding(const KernelCall *call) {
   const Tensor *w = call->in[0], *ids = call->in[1];
-  gather_rows(tensor_data(call->out[0]), tensor_data(w), tensor_data(ids), 1, w->shape[0],
-              tensor_numel(ids), w->shape[1], dtype_size(w->dtype));
+  gather_part(tensor_data(call->out[0]), tensor_data(w), tensor_data(ids), call->args->v[0].i,
+              w->shape[0], tensor_numel(ids), w->shape[1], dtype_size(w->dtype));
 }
 
-// Rows of dy summed by id, in the order of the ids. A bf16 dy, or result, goes through the
-// workspace.
+// Rows of dy summed by id, in the order of the ids; ids of other parts are passed over. A bf16 dy,
+// or result, goes through the workspace.
 void cpu_embedding_bwd(const KernelCall *call) {
   const Tensor *dy = call->in[0], *ids = call->in[1];
   Tensor *out = call->out[0];
@@ -21,10 +21,11 @@ void cpu_embedding_bwd(const KernelCall *call) {
   const void *from = stage_in(&stage, dy);
   void *to = stage_out(&stage, out, accumulate);
   int64_t n = tensor_numel(ids), rows = out->shape[0], columns = out->shape[1];
+  int64_t first = call->args->v[1].i;
   if (is_f64(out))
-    scatter_rows_f64(to, from, tensor_data(ids), 1, rows, n, columns, accumulate);
+    scatter_part_f64(to, from, tensor_data(ids), first, rows, n, columns, accumulate);
   else
-    scatter_rows_f32(to, from, tensor_data(ids), 1, rows, n, columns, accumulate);
+    scatter_part_f32(to, from, tensor_data(ids), first, rows, n, columns, accumulate);
   stage_end(&stage);
 }
 
@@ -39,6 +40,9 @@ void cpu_dropout(const KernelCall *call) {
                      .key = (uint64_t)args->v[1].i,
                      .first_sample = args->v[2].i,
                      .step = args->v[4].i,
+                     .inner = args->v[5].i,
+                     .whole = args->v[6].i,
+                     .offset = args->v[7].i,
                      .accumulate = call->accumulate & 1};
   dropout.x = stage_in(&stage, x);
   dropout.y = stage_out(&stage, call->out[0], dropout.accumulate);

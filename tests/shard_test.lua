@@ -218,4 +218,79 @@ check.test("a part without a run is padding alone", function()
   check.equal({set:grad_norms()[1], set:grad_norms(true)[1]}, {0.0, 0.0})
 end)
 
+--- The whole's gradient and output of an embedding, and each part's.
+local function embed(weight, ids, seed, options)
+  local w = rille.tensor(weight, {dtype = "f64", requires_grad = true})
+  local out = rille.embedding(w, ids, options)
+  out:backward(seed)
+  return out:detach(), w:grad():tolist()
+end
+
+check.test("embedding: parts of a table add up to it, and their gradients are its rows", function()
+  rille.manual_seed(3)
+  local table_ = rille.randn(7, 3):tolist()
+  local ids = rille.tensor({{0, 6, 3, 3}, {2, 5, 4, 6}}, {dtype = "i64"})
+  local seed = rille.randn(2, 4, 3):to("f64")
+  local whole, grad = embed(table_, ids, seed)
+  local sum = rille.zeros(2, 4, 3, {dtype = "f64"})
+  for first = 0, 8, 2 do -- of the last two one has one row of padding, one nothing else
+    local rows, expected = {}, {}
+    for i = 1, 2 do
+      rows[i] = table_[first + i] or {9.0, 9.0, 9.0}
+      expected[i] = grad[first + i] or {0.0, 0.0, 0.0}
+    end
+    local out, part = embed(rows, ids, seed, {first = first, vocab = 7})
+    sum = sum + out
+    check.equal(part, expected)
+  end
+  check.equal(sum:tolist(), whole:tolist())
+  local w = rille.zeros(2, 3)
+  for _, id in ipairs{-1, 7} do
+    check.raises(function()
+      rille.embedding(w, rille.tensor({id}, {dtype = "i64"}), {first = 4, vocab = 7})
+    end, "0 to 6")
+  end
+  check.raises(function() rille.embedding(w, ids, {first = 2}) end, "a part of a table says")
+end)
+
+check.test("dropout: a part of an activation gets its part of the mask, backward too", function()
+  local shape <const> = {3, 6, 10}
+  local function step(x, part)
+    local y, grad
+    rille.manual_seed(5)
+    core.begin_step(4)
+    core.begin_microbatch(0, 2, 3)
+    core.module_call("h.0", function()
+      y = rille.dropout(x, 0.5, part)
+      y:sum():backward()
+      y, grad = y:tolist(), x:grad():tolist()
+    end)
+    core.end_microbatch()
+    core.end_step()
+    return y, grad
+  end
+  for _, dtype in ipairs{"f32", "f64", "bf16"} do
+    local function values() return rille.arange(180):reshape(shape):to(dtype) end
+    local whole, grad = step(values():detach():requires_grad_())
+    local function slice(nested, dim, from, to)
+      return rille.tensor(nested):slice(dim, from, to):tolist()
+    end
+    for dim = 1, 2 do
+      local full, from = shape[dim + 1], 0
+      for _, size in ipairs(dim == 1 and {2, 2, 2} or {5, 3, 2}) do
+        local x = values():slice(dim, from, from + size):contiguous():detach():requires_grad_()
+        local y, dx = step(x, {dim = dim - (size == 2 and 3 or 0), at = from, full = full})
+        check.equal({y, dx}, {slice(whole, dim, from, from + size),
+          slice(grad, dim, from, from + size)})
+        from = from + size
+      end
+    end
+  end
+  local x = rille.ones(2, 4)
+  check.raises(function() rille.dropout(x, 0.5, {dim = 1, at = 5, full = 8}) end, "4 from 5 on")
+  check.raises(function() rille.dropout(x, 0.5, {dim = 2, at = 0, full = 8}) end, "none of them")
+  check.raises(function() rille.dropout(x, 0.5, {dim = 0, at = 0, full = 4}) end, "no part of")
+  check.raises(function() rille.dropout(x, 0.5, {at = 0, full = 8}) end, "dim, at and full")
+end)
+
 check.done()

@@ -40,8 +40,9 @@ local others <const> = {
   { "arange(start, stop, step)", "start, start + step, ... below stop; arange(stop) begins at 0" },
   { "linspace(first, last, n)", "n numbers, evenly spaced, both ends included" },
   { "eye(n, m)", "ones on the diagonal" },
-  { "dropout(x, p)", "x / (1 - p), or 0 with probability p; within a training step the mask "
-    .. "depends on seed, module, step and sample alone" },
+  { "dropout(x, p, part)", "x / (1 - p), or 0 with probability p; within a training step the mask "
+    .. "depends on seed, module, step and sample alone; part {dim, at, full}: x is entries at, "
+    .. "at + 1, ... of a dimension that is full long" },
   { "split(x, size, dim = 0)", "x:split(2): views of parts of 2 along dim, the last may be "
     .. "smaller; x:split({1, 3}, -1): of parts of 1 and 3" },
   { "cross_entropy(logits, target, options)", "the mean of -log softmax(logits)[target] over the "

@@ -15,22 +15,37 @@ typedef struct Index {
   int64_t outer, size, n, inner;
   int64_t element; // bytes
   bool accumulate;
-  int64_t n_strips;
+  int64_t n_strips, first;
 } Index;
+
+// The row of an index in a table that begins at x->first; -1: it is not there.
+static inline int64_t row_of(const Index *x, int64_t j) {
+  uint64_t row = (uint64_t)x->index[j] - (uint64_t)x->first;
+  return row < (uint64_t)x->size ? (int64_t)row : -1;
+}
 
 static void gather_row_items(void *context, int64_t begin, int64_t end) {
   const Index *x = context;
   int64_t bytes = x->inner * x->element;
   for (int64_t at = begin; at < end; at++) {
-    int64_t o = at / x->n, j = at % x->n;
-    memcpy(x->out + at * bytes, x->a + (o * x->size + x->index[j]) * bytes, (size_t)bytes);
+    int64_t o = at / x->n, row = row_of(x, at % x->n);
+    if (row >= 0)
+      memcpy(x->out + at * bytes, x->a + (o * x->size + row) * bytes, (size_t)bytes);
+    else
+      memset(x->out + at * bytes, 0, (size_t)bytes);
   }
 }
 
 void gather_rows(void *out, const void *a, const int64_t *index, int64_t outer, int64_t size,
                  int64_t n, int64_t inner, size_t element) {
-  Index x = {out, a, index, outer, size, n, inner, (int64_t)element, false, 0};
+  Index x = {out, a, index, outer, size, n, inner, (int64_t)element, false, 0, 0};
   parallel_for(outer * n, COPY_WORK / (inner * x.element + 1) + 1, gather_row_items, &x);
+}
+
+void gather_part(void *out, const void *a, const int64_t *index, int64_t first, int64_t size,
+                 int64_t n, int64_t inner, size_t element) {
+  Index x = {out, a, index, 1, size, n, inner, (int64_t)element, false, 0, first};
+  parallel_for(n, COPY_WORK / (inner * x.element + 1) + 1, gather_row_items, &x);
 }
 
 static void gather_element_items(void *context, int64_t begin, int64_t end) {
@@ -44,7 +59,7 @@ static void gather_element_items(void *context, int64_t begin, int64_t end) {
 
 void gather_elements(void *out, const void *a, const int64_t *index, int64_t outer, int64_t size,
                      int64_t n, int64_t inner, size_t element) {
-  Index x = {out, a, index, outer, size, n, inner, (int64_t)element, false, 0};
+  Index x = {out, a, index, outer, size, n, inner, (int64_t)element, false, 0, 0};
   parallel_for(outer * n * inner, COPY_WORK / 16, gather_element_items, &x);
 }
 
@@ -69,7 +84,9 @@ static void clear_strip(const Index *x, int64_t o, int64_t column, int64_t width
       int64_t o, column, width = strip_of(x, task, &o, &column);                                   \
       clear_strip(x, o, column, width);                                                            \
       for (int64_t j = 0; j < x->n; j++) {                                                         \
-        T *restrict to = (T *)(void *)x->out + (o * x->size + x->index[j]) * x->inner + column;    \
+        int64_t row = row_of(x, j);                                                                \
+        if (row < 0) continue;                                                                     \
+        T *restrict to = (T *)(void *)x->out + (o * x->size + row) * x->inner + column;            \
         const T *from = (const T *)(const void *)x->a + (o * x->n + j) * x->inner + column;        \
         for (int64_t i = 0; i < width; i++) to[i] += from[i];                                      \
       }                                                                                            \
@@ -90,15 +107,40 @@ static void clear_strip(const Index *x, int64_t o, int64_t column, int64_t width
   }                                                                                                \
   void scatter_rows_##R(T *out, const T *a, const int64_t *index, int64_t outer, int64_t size,     \
                         int64_t n, int64_t inner, bool accumulate) {                               \
-    Index x = {(char *)out, (const char *)a, index,     outer,      size,                          \
-               n,           inner,           sizeof(T), accumulate, (inner + STRIP - 1) / STRIP};  \
+    Index x = {(char *)out,                                                                        \
+               (const char *)a,                                                                    \
+               index,                                                                              \
+               outer,                                                                              \
+               size,                                                                               \
+               n,                                                                                  \
+               inner,                                                                              \
+               sizeof(T),                                                                          \
+               accumulate,                                                                         \
+               (inner + STRIP - 1) / STRIP,                                                        \
+               0};                                                                                 \
     parallel_for(outer *x.n_strips, COPY_WORK / ((n + size) * STRIP + 1) + 1,                      \
                  scatter_row_tasks_##R, &x);                                                       \
   }                                                                                                \
+  void scatter_part_##R(T *out, const T *a, const int64_t *index, int64_t first, int64_t size,     \
+                        int64_t n, int64_t inner, bool accumulate) {                               \
+    Index x = {(char *)out, (const char *)a, index,     1,          size,                          \
+               n,           inner,           sizeof(T), accumulate, (inner + STRIP - 1) / STRIP,   \
+               first};                                                                             \
+    parallel_for(x.n_strips, COPY_WORK / ((n + size) * STRIP + 1) + 1, scatter_row_tasks_##R, &x); \
+  }                                                                                                \
   void scatter_elements_##R(T *out, const T *a, const int64_t *index, int64_t outer, int64_t size, \
                             int64_t n, int64_t inner, bool accumulate) {                           \
-    Index x = {(char *)out, (const char *)a, index,     outer,      size,                          \
-               n,           inner,           sizeof(T), accumulate, (inner + STRIP - 1) / STRIP};  \
+    Index x = {(char *)out,                                                                        \
+               (const char *)a,                                                                    \
+               index,                                                                              \
+               outer,                                                                              \
+               size,                                                                               \
+               n,                                                                                  \
+               inner,                                                                              \
+               sizeof(T),                                                                          \
+               accumulate,                                                                         \
+               (inner + STRIP - 1) / STRIP,                                                        \
+               0};                                                                                 \
     parallel_for(outer *x.n_strips, COPY_WORK / ((n + size) * STRIP + 1) + 1,                      \
                  scatter_element_tasks_##R, &x);                                                   \
   }

@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 // out[outer, n, inner] = a[outer, index[n], inner]; a has `size` entries in its middle dim.
-// `element` bytes each. Embedding is outer = 1.
+// `element` bytes each.
 void gather_rows(void *out, const void *a, const int64_t *index, int64_t outer, int64_t size,
                  int64_t n, int64_t inner, size_t element);
 
@@ -21,6 +21,15 @@ void gather_rows(void *out, const void *a, const int64_t *index, int64_t outer, 
 void scatter_rows_f32(float *out, const float *a, const int64_t *index, int64_t outer, int64_t size,
                       int64_t n, int64_t inner, bool accumulate);
 void scatter_rows_f64(double *out, const double *a, const int64_t *index, int64_t outer,
+                      int64_t size, int64_t n, int64_t inner, bool accumulate);
+
+// The same two for a table of which a, or out, is rows first .. first + size - 1: an index may be
+// any; one outside gives zeros, or adds nothing. out[n, inner], a[n, inner].
+void gather_part(void *out, const void *a, const int64_t *index, int64_t first, int64_t size,
+                 int64_t n, int64_t inner, size_t element);
+void scatter_part_f32(float *out, const float *a, const int64_t *index, int64_t first, int64_t size,
+                      int64_t n, int64_t inner, bool accumulate);
+void scatter_part_f64(double *out, const double *a, const int64_t *index, int64_t first,
                       int64_t size, int64_t n, int64_t inner, bool accumulate);
 
 // out[o, j, i] = a[o, index[o, j, i], i]: index and out are [outer, n, inner], a [outer, size,

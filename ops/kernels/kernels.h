@@ -182,9 +182,10 @@ typedef struct Dropout {
   void *y; // in place allowed
   double p;
   uint64_t key;
-  int64_t first_sample;  // global index of sample 0
-  int64_t first_element; // index of element 0 within the unsharded sample
+  int64_t first_sample; // global index of sample 0
   int64_t step;
+  // inner > 0: x holds parts of samples, its element i is (i / inner) whole + offset + i % inner.
+  int64_t inner, whole, offset;
   bool accumulate;
 } Dropout;
 

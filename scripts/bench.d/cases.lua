@@ -6,6 +6,7 @@
 --   flops    multiply-adds x 2 of one run, for the share of the FMA peak
 --   bytes    that must move at least once, for the share of the copy bandwidth
 --   goals    what the project promises: for a peer, at least how many times as fast
+--   tokens   of one run, for tokens/s
 --   memory_goal  at most this share of PyTorch's peak;  limit  at most so many seconds
 local ELEMENTS = 64 << 20 -- 256 MB of f32
 
@@ -35,6 +36,7 @@ local function ranks(name, how, what, peers, goals)
   return {
     name = name, how = how, what = what, peers = peers, goals = goals, repeats = 9, quick = 3,
     flops = gpt_flops(small), shape = small, microbatches = M, ranks = RANKS, unit = "ms",
+    tokens = small.B * small.T,
     only_threads = RANKS,
   }
 end
@@ -62,6 +64,8 @@ return {
       eager = 1.4,
     }),
   ranks("replicas", "dp", "the same step, 2 replicas", { "eager" }, { eager = 1.2 }),
+  ranks("tensor", "tp", "the same step, its layers cut over 2 ranks", { "eager" },
+    { eager = 1.2 }),
   array("softmax", "softmax, 65536 x 1024 (256 MB)", 2),
   array("layer_norm", "layer_norm, 65536 x 1024 (256 MB)", 2),
   array("gelu", "gelu (tanh), 256 MB", 2),

@@ -14,7 +14,7 @@ local usage = [[
 bench - Rille's speed and memory beside its peers'; writes build/bench.json
   --quick            fewer rounds: a look, not a figure to publish
   --only NAME        one case (may be repeated): gpt gpt2 add mlp pipeline replicas
-                     softmax layer_norm gelu adamw schedule start kernels
+                     tensor softmax layer_norm gelu adamw schedule start kernels
   --threads 1,2      numbers of threads
   --python PATH      the Python that has PyTorch (python3)
   --llmc DIR         a checkout of github.com/karpathy/llm.c, whose CPU trainer is then built

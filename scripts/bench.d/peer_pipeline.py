@@ -1,9 +1,9 @@
 """PyTorch's side of the benchmarks of several ranks: torch.distributed over gloo, 1 thread a rank.
 
-Usage: peer_pipeline.py pp|dp LAYERS HEADS D T B VOCAB M RANKS
+Usage: peer_pipeline.py pp|dp|tp LAYERS HEADS D T B VOCAB M RANKS
 
-pp: torch.distributed.pipelining, 1F1B, the same split; dp: DistributedDataParallel. The first rank
-answers (scripts/bench.d/worker.lua has the protocol); the others are started by it.
+pp: torch.distributed.pipelining, 1F1B, the same split; dp: DistributedDataParallel; tp: peer_tensor.py.
+The first rank answers (scripts/bench.d/worker.lua has the protocol); the others are started by it.
 """
 
 import os
@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 
+from peer_tensor import tensor_step
 from peer_torch import gpt_model, say
 
 
@@ -129,7 +130,8 @@ def work(rank, what, shape, ranks, meeting):
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
     dist.init_process_group("gloo", init_method="file://" + meeting, rank=rank, world_size=ranks)
-    run = {"pp": pipeline_step, "dp": replica_step}[what](torch, shape, rank, ranks)
+    steps = {"pp": pipeline_step, "dp": replica_step, "tp": tensor_step}
+    run = steps[what](torch, shape, rank, ranks)
     run()
     if rank == 0:
         say(f"ready version={torch.__version__}")

@@ -3,6 +3,7 @@
 --
 --   pp       the model over a pipeline of the ranks, 1F1B
 --   dp       a replica on each rank
+--   tp       the layers cut over the ranks, all samples at once
 --   halves   each rank trains its half of the layers by itself, both at the same time: what a
 --            pipeline without bubble and messages would take
 local rille = require "rille"
@@ -42,6 +43,12 @@ end
 
 function makers.dp()
   local trainer = trainer_of(gpt(o), nn.cross_entropy, B, B // ranks, { dp = ranks })
+  local x, y = ids_of(B)
+  return function() return trainer:step { x, y }.loss end
+end
+
+function makers.tp()
+  local trainer = trainer_of(gpt(o), nn.cross_entropy, B, B, { tp = ranks })
   local x, y = ids_of(B)
   return function() return trainer:step { x, y }.loss end
 end

@@ -59,6 +59,9 @@ function report.line(figure)
       else
         words = words .. "         "
       end
+      if case.tokens then
+        words = words .. ("  %5.0f tokens/s"):format(case.tokens / s.median)
+      end
       local part = share(figure, s)
       if part then words = words .. ("  %3.0f%% of %s"):format(100 * part, figure.machine.what) end
       if case.memory and s.peak_bytes then

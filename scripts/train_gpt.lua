@@ -25,7 +25,8 @@ local o = rille.options {
     choices = { "constant", "linear", "cosine", "wsd" } },
   { "weight-decay", 0.1, "of matrices", min = 0 },
   { "clip", 1.0, "largest gradient norm", min = 0 },
-  { "recompute", false, "run each block's forward again in backward instead of keeping it" },
+  { "recompute", "none", "what is run again in backward instead of being kept",
+    choices = { "none", "attention", "blocks" } },
   { "eval-every", 200, "steps between evaluations on held-out text (0: only at the end)", min = 0 },
   { "eval-batches", 20, "microbatches of an evaluation", min = 1 },
   { "save-every", 0, "steps between checkpoints (0: none)", min = 0, needs = "out" },
@@ -51,7 +52,8 @@ local trainer = rille.Trainer {
   model = model, loss = nn.cross_entropy, seed = o.seed, out = o.out, steps = o.steps, log = o.log,
   optimizer = { "adamw", lr = o.lr, betas = { 0.9, 0.95 }, weight_decay = o.weight_decay,
     clip = o.clip, schedule = { o.schedule, warmup = o.warmup, min = o.min_lr } },
-  batch = { global = o.global, micro = o.micro }, parallel = o.parallel, recompute = o.recompute,
+  batch = { global = o.global, micro = o.micro }, parallel = o.parallel,
+  recompute = o.recompute == "blocks" or o.recompute == "attention" and "attention",
   checkpoint = { every = o.save_every }, example = data.train:batch(0, o.micro),
 }
 -- n bytes after the prompt. Options that cannot be are told now, not after the training.

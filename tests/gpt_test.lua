@@ -111,9 +111,11 @@ end)
 for _, dropout in ipairs { 0, 0.1 } do
   check.test(("recompute on and off give the same bits, dropout %g"):format(dropout), function()
     local a, fa = train({ dropout = dropout }, 4)
-    local b, fb = train({ dropout = dropout, recompute = true }, 4)
-    check.equal(a, b)
-    check.equal(fa, fb)
+    for _, what in ipairs { true, "attention" } do
+      local b, fb = train({ dropout = dropout, recompute = what }, 4)
+      check.equal(a, b)
+      check.equal(fa, fb)
+    end
   end)
 end
 

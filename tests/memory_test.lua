@@ -78,6 +78,28 @@ check.test("with recompute only the inputs of units are live", function()
   check.near(live, want, 512, "beside the result's few bytes")
 end)
 
+check.test("with recompute = \"attention\" only the input of each attention is live", function()
+  local B, T, d, f = 2, 16, 32, 4
+  local function live_of(recompute)
+    local Unit = nn.class "Unit"
+    function Unit:init() self.attn = nn.Attention { d, 2, causal = true, bias = false } end
+    function Unit:forward(x) return self.attn(x) end
+    local live
+    local trainer = rille.Trainer { model = nn.Repeat(3, Unit), optimizer = { "sgd", lr = 0 },
+      log = 0, recompute = recompute, batch = { global = B, micro = B }, loss = function(y)
+        live = core.memory().activations.current
+        return y:sum(), y:numel()
+      end }
+    local x = rille.randn { B, T, d }
+    local before = core.memory().activations.current
+    trainer:step { x, x }
+    return live - before
+  end
+  -- gone: q, k, v, the result of attention and its B H T logarithms
+  local gone = 3 * (4 * B * T * d + B * 2 * T) * f
+  check.near(live_of(false) - live_of("attention"), gone, 512, "beside a few bytes")
+end)
+
 check.test("after a step no activation is left", function()
   local model = nn.Linear { 8, 8 }
   local trainer = rille.Trainer { model = model, loss = nn.mse, optimizer = "adamw", log = 0,

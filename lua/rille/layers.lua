@@ -243,7 +243,7 @@ function Attention:tensor_parallel(plan)
 end
 
 -- Attention over the heads that this rank has.
-local function attend(self, x, mask, heads, kv_heads)
+local function attend_now(self, x, mask, heads, kv_heads)
   local qkv = self.qkv(x)
   if not self.theta then
     return self.proj(rille.attention_packed(qkv, mask, {
@@ -259,6 +259,11 @@ local function attend(self, x, mask, heads, kv_heads)
   k = rille.rope(k, nil, { theta = self.theta })
   local y = rille.attention(q, k, v, mask, { causal = self.causal, window = self.window })
   return self.proj(y:view(B, T, H * D))
+end
+
+local function attend(self, ...)
+  if not rawget(self, "_recomputes") then return attend_now(self, ...) end
+  return rille.checkpoint(attend_now, self, ...)
 end
 
 function Attention:forward(x, mask)

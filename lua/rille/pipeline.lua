@@ -460,10 +460,15 @@ end
 -- A pipeline over the ranks of a layout.
 local function new(l, options)
   local self = setmetatable({
-    layout = l, loss = options.loss, recompute = options.recompute, live = {},
+    layout = l, loss = options.loss, recompute = options.recompute == true, live = {},
     all = l.mesh:all(), pp_comm = l.mesh:group("pp"), dp_comm = l.mesh:group("dp"),
     edge_names = {}, edges_from = {}, left = {}, buckets = {},
   }, Pipeline)
+  for _, module in ipairs(l.model:modules()) do
+    if getmetatable(module) == nn.Attention._instance then
+      rawset(module, "_recomputes", options.recompute == "attention" or nil)
+    end
+  end
   self.has_loss = l.sched:holder(l.n_stages - 1) == l.rank and l:is_first_of_tp()
   self.model_comm = self.pp_comm -- the ranks that make one copy of the model
   if l.tp then

@@ -24,7 +24,8 @@ local trainer = { add_loss = added.add_loss }
 ---   parallel    how the model lies on the ranks: {dp =, tp =, sequence_parallel =, pp =,
 ---               stages_per_rank =, pipeline =, group =, split =}; default: all ranks are replicas
 ---   example     a batch {inputs, targets} that parallel.split = "time" measures units on
----   recompute   true: keep only the inputs of each unit and run it again in backward
+---   recompute   true: keep only the inputs of each unit and run it again in backward; "attention":
+---               those of each nn.Attention
 ---   steps       how many are planned (schedules and the eta need it)
 ---   seed        of initial weights, dropout and data order (default 0)
 ---   out         a directory for metrics.jsonl and checkpoints; nil: none

@@ -13,7 +13,8 @@ local kinds = {
   { "model", "module" }, { "loss", "function" }, { "optimizer", "string|table" },
   { "batch", "table" }, { "parallel", "table?" }, { "checkpoint", "table?" },
   { "example", "table?" },
-  { "recompute", "boolean?" }, { "steps", "count?" }, { "seed", "integer?" }, { "out", "path?" },
+  { "recompute", "boolean|string?" }, { "steps", "count?" }, { "seed", "integer?" },
+  { "out", "path?" },
   { "log", "count?" }, { "fingerprint", "count?" }, { "nonfinite", "string?" },
 }
 
@@ -26,6 +27,10 @@ function trainer_options.check(options)
     local name, wanted = row[1], row[2]
     if options[name] == nil and wanted:sub(-1) ~= "?" then fail.usage("Trainer needs %s", name) end
     expect.option("Trainer", name, options[name], wanted)
+  end
+  local recompute = options.recompute
+  if type(recompute) == "string" and recompute ~= "attention" then
+    fail.usage("Trainer: recompute must be true, false or \"attention\", got %q", recompute)
   end
   local nonfinite = options.nonfinite
   if nonfinite and nonfinite ~= "stop" and nonfinite ~= "skip" then

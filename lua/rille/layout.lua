@@ -79,9 +79,6 @@ end
 local function make_mesh(comm, parallel)
   if parallel.stall_timeout then core.stall_timeout(parallel.stall_timeout) end
   local pp, tp = positive("pp", parallel.pp, 1), positive("tp", parallel.tp, 1)
-  if tp ~= 1 and not rawget(core, "column_linear") then
-    fail.usage("parallel.tp = %d: tensor parallelism is not there yet (only 1)", tp)
-  end
   expect.option("Trainer: parallel", "sequence_parallel", parallel.sequence_parallel, "boolean?")
   return core.mesh(comm, { pp = pp, tp = tp, dp = positive("dp", parallel.dp, nil) })
 end

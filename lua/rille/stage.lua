@@ -67,7 +67,7 @@ local function leave(self, values, keeps_features)
   if not tp.features then
     y = tp:join(y)
   elseif not keeps_features then
-    y = tp:features(y, tp.features)
+    y = tp:whole_features(y, tp.features)
   end
   return { n = values.n, y, table.unpack(values, 2, values.n) }
 end

@@ -224,7 +224,7 @@ function Tp:mine(x, dim)
 end
 
 --- All features of a column form's output, without the padding beyond `full`.
-function Tp:features(y, full)
+function Tp:whole_features(y, full)
   y = core.gather_from(y, { group = self.group, dim = -1 })
   if y:size(-1) == full then return y end
   return y:slice(-1, 0, full)
@@ -232,6 +232,7 @@ end
 
 --- y = act(x weight' + bias) of a column form.
 function Tp:column(x, weight, bias, act)
+  if not rawget(core, "column_linear") then return rille.linear(self:enter(x), weight, bias, act) end
   return core.column_linear(x, weight, bias, { group = self.group, act = act,
     sequence = self.sequence })
 end

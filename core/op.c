@@ -239,6 +239,7 @@ static Status run_shape_rule(Ctx *ctx, const Op *op, Tensor **in, int n_in, cons
   call->flops = 0;
   call->index_in = -1;
   call->index_skip = INT64_MIN;
+  call->known = NULL;
   call->records = wants_gradient(call);
   for (int i = 0; i < op->n_out + op->n_saved; i++) call->out[i].alias = false;
   TRY(op->shape(call));
@@ -282,6 +283,7 @@ static Status check_indices(const OpCall *call) {
 static Status make_outputs(OpCall *call, Device *device, Tensor **out) {
   Ctx *ctx = call->ctx;
   int n = call->n_out + call->n_saved;
+  if (call->known) return tensor_detach(ctx, call->known, &out[0]);
   for (int i = 0; i < n; i++) {
     // An alias of a parameter that a dry run never placed is a tensor of its own.
     Status status = call->out[i].alias && call->in[0]->storage
@@ -354,10 +356,10 @@ static Status execute(OpCall *call, Device *device, Tensor **out) {
   void *workspace = NULL;
   Status status = ST_OK;
   int n = call->n_out + call->n_saved;
-  if (call->workspace > 0 && device->kind != DEV_META)
+  if (call->workspace > 0 && device->kind != DEV_META && !call->known)
     TRY_TO(failed,
            device->vtable->alloc(device, (size_t)call->workspace, MEM_WORKSPACE, &workspace));
-  if (!call->out[0].alias) status = run_kernel(call, device, all, workspace, 0);
+  if (!call->out[0].alias && !call->known) status = run_kernel(call, device, all, workspace, 0);
   if (workspace) device->vtable->free(device, workspace, (size_t)call->workspace, MEM_WORKSPACE);
   if (status != ST_OK) goto failed;
   OpNeeds local, *needs = &local;
@@ -381,7 +383,8 @@ static Status interrupted(Ctx *ctx) {
   return fail(ST_ESTOPPED, "interrupted");
 }
 
-Status op_apply(Ctx *ctx, const Op *op, Tensor **in, int n_in, const OpArgs *args, Tensor **out) {
+static Status apply(Ctx *ctx, const Op *op, Tensor **in, int n_in, const OpArgs *args,
+                    const Tensor *known, Tensor **out) {
   TRY(interrupted(ctx));
   Inputs inputs;
   TRY(inputs_begin(&inputs, in, n_in));
@@ -389,9 +392,20 @@ Status op_apply(Ctx *ctx, const Op *op, Tensor **in, int n_in, const OpArgs *arg
   OpCall call;
   Status status = prepare(ctx, op, &inputs, &device);
   if (status == ST_OK) status = run_shape_rule(ctx, op, inputs.in, n_in, args, &call);
+  call.known = known;
   if (status == ST_OK) status = execute(&call, device, out);
   inputs_release(ctx, &inputs);
   return status;
+}
+
+Status op_apply(Ctx *ctx, const Op *op, Tensor **in, int n_in, const OpArgs *args, Tensor **out) {
+  return apply(ctx, op, in, n_in, args, NULL, out);
+}
+
+Status op_apply_known(Ctx *ctx, const Op *op, Tensor **in, int n_in, const OpArgs *args,
+                      const Tensor *known, Tensor **out) {
+  assert((op->flags & OP_KEPT) && op->n_out == 1 && op->n_saved == 0);
+  return apply(ctx, op, in, n_in, args, known, out);
 }
 
 static bool same_shape(const TensorSpec *spec, const Tensor *t) {

@@ -56,6 +56,7 @@ enum {
   OP_ELEMENTWISE = 64, // element-wise: an in-place form exists (name_)
   OP_DENSE_ROWS = 256, // the last stride must be 1 (else copied)
   OP_MATRIX = 128,     // of the last two strides one must be 1 (else copied)
+  OP_KEPT = 512,       // one output, which a checkpointed region keeps instead of making it again
 };
 
 typedef struct Op Op;
@@ -74,6 +75,7 @@ typedef struct OpCall {
   double flops;
   int index_in; // input whose values must lie in [0, index_limit), or equal index_skip; -1: none
   int64_t index_limit, index_skip;
+  const Tensor *known; // what the kernel would give; NULL: it is not known yet
 } OpCall;
 
 // What a kernel gets. Outputs and inputs as in OpCall; accumulate: bit k set means add to out[k].
@@ -140,6 +142,11 @@ void op_needs(const Op *op, OpNeeds *out);
 // Errors: what the shape rule says, ERANGE for index values, ESTATE for released inputs, ESTOPPED,
 // ECOMM of a kernel that communicates.
 Status op_apply(Ctx *ctx, const Op *op, Tensor **in, int n_in, const OpArgs *args, Tensor **out);
+
+// The same for an op with OP_KEPT whose output is known: `known`, of the right shape, instead of
+// running the kernel.
+Status op_apply_known(Ctx *ctx, const Op *op, Tensor **in, int n_in, const OpArgs *args,
+                      const Tensor *known, Tensor **out);
 
 // Runs an op without recording, into tensors the caller has: each of the right shape and dtype,
 // contiguous; accumulate as in KernelCall. Hidden outputs are made and dropped.

@@ -188,6 +188,9 @@ Tensor **collect_tensors(lua_State *L, Rille *r, int from, int to, int *n);
 
 // A checkpointed region's first forward learns which tensors it reads from outside.
 void checkpoint_saw(lua_State *L, Rille *r, Tensor **in, int n_in);
+// op_apply of an op with OP_KEPT within a region.
+Status checkpoint_apply(Rille *r, const Op *op, Tensor **in, int n_in, const OpArgs *args,
+                        Tensor **out);
 
 // ---- ops_bind.c
 

@@ -13,6 +13,7 @@
 //     forward reserved: so all contributions come in the order that a run without recomputation
 //     has.
 //  3. What was read from outside (arguments, captured tensors, parameters) has not changed since.
+//  4. What ops with OP_KEPT gave (sums over ranks) is kept, and given again without running them.
 #include "lua/binding.h"
 
 #include "core/tape.h"
@@ -37,6 +38,9 @@ typedef struct Checkpoint {
   bool replays; // the second forward runs
   Seen *seen;
   int n_seen, room;
+  Tensor **kept; // inv. 4, in the order of their calls
+  int n_kept, kept_room, next_kept;
+  struct Checkpoint *outer; // the region in which this one runs now
   Scope *scope; // of the forward that runs
   StepPlace place;
   Ordinals ordinals;
@@ -56,6 +60,13 @@ static void forget_seen(Checkpoint *cp) {
   free(cp->seen);
   cp->seen = NULL;
   cp->n_seen = cp->room = 0;
+  for (int i = 0; i < cp->n_kept; i++) {
+    arena_drop(cp->kept[i]);
+    tensor_release(cp->r->ctx, cp->kept[i]);
+  }
+  free(cp->kept);
+  cp->kept = NULL;
+  cp->n_kept = cp->kept_room = 0;
   luaL_unref(cp->r->L, LUA_REGISTRYINDEX, cp->call_ref);
   cp->call_ref = LUA_NOREF;
 }
@@ -126,6 +137,49 @@ void checkpoint_saw(lua_State *L, Rille *r, Tensor **in, int n_in) {
       raise_status(L, r, status, &t, 1);
     }
   }
+}
+
+// ---- what is kept
+
+static Status keep(Checkpoint *cp, const Tensor *t) {
+  if (cp->n_kept == cp->kept_room) {
+    int room = cp->kept_room ? 2 * cp->kept_room : 4;
+    Tensor **grown = realloc(cp->kept, (size_t)room * sizeof *grown);
+    if (!grown) return fail(ST_ENOMEM, "out of memory for a checkpoint's sums");
+    cp->kept = grown;
+    cp->kept_room = room;
+  }
+  TRY(tensor_detach(cp->r->ctx, t, &cp->kept[cp->n_kept]));
+  arena_save(cp->r->ctx->arena_i, cp->kept[cp->n_kept++]);
+  return ST_OK;
+}
+
+// The next one that the innermost region which runs again has kept; all that run again count it.
+static Tensor *next_kept(Rille *r) {
+  Tensor *found = NULL;
+  for (Checkpoint *cp = r->region; cp; cp = cp->outer) {
+    if (!cp->replays) continue;
+    Tensor *t = cp->next_kept < cp->n_kept ? cp->kept[cp->next_kept] : NULL;
+    cp->next_kept++;
+    if (!found) found = t;
+  }
+  return found;
+}
+
+Status checkpoint_apply(Rille *r, const Op *op, Tensor **in, int n_in, const OpArgs *args,
+                        Tensor **out) {
+  const Tensor *known = next_kept(r);
+  if (known)
+    TRY(op_apply_known(r->ctx, op, in, n_in, args, known, out));
+  else
+    TRY(op_apply(r->ctx, op, in, n_in, args, out));
+  for (Checkpoint *cp = r->region; cp; cp = cp->outer) {
+    Status status = cp->replays || tensor_is_meta(out[0]) ? ST_OK : keep(cp, out[0]);
+    if (status == ST_OK) continue;
+    tensor_release(r->ctx, out[0]);
+    return status;
+  }
+  return ST_OK;
 }
 
 // ---- the second forward
@@ -224,7 +278,9 @@ static Status checkpoint_grad(GradCall *call) {
   ctx->ordinals = cp->ordinals;
   cp->ordinals = (Ordinals){0};
   cp->replays = true;
+  cp->next_kept = 0;
   cp->scope = &replay.scope;
+  cp->outer = region;
   cp->r->region = cp;
   scope_open(ctx, &replay.scope);
   Status status = replay_run(call, &replay);
@@ -336,7 +392,7 @@ static void begin(lua_State *L, Rille *r, RegionGuard *g) {
   cp->sequence = ctx->sequence;
   g->cp = cp;
   g->grad = ctx->grad_enabled;
-  g->region = r->region;
+  g->region = cp->outer = r->region;
   g->guard.close = close_region;
   scope_open(ctx, &g->scope);
   check_status(L, r, ordinals_copy(ctx, &ctx->ordinals, &cp->ordinals));

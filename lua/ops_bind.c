@@ -342,7 +342,9 @@ int op_call(lua_State *L, Rille *r, const OpBinding *b, bool in_place) {
   if (r->region) checkpoint_saw(L, r, c.in, c.n_in);
   Tensor *out[OP_MAX_OUT];
   Status status = c.numbers ? scalars_new(&c) : ST_OK;
-  if (status == ST_OK)
+  if (status == ST_OK && r->region && b->op->flags & OP_KEPT)
+    status = checkpoint_apply(r, b->op, c.in, c.n_in, &c.args, out);
+  else if (status == ST_OK)
     status = in_place ? op_apply_inplace(r->ctx, b->op, c.in, c.n_in, &c.args)
                       : op_apply(r->ctx, b->op, c.in, c.n_in, &c.args, out);
   if (status != ST_OK) raise_call(&c, status);

@@ -71,7 +71,6 @@ refused 1 'split = "garbage": it must be' --split garbage
 refused 1 'split = ",": it must be' --split ,
 refused 1 'there is no pipeline schedule "1f2b"; did you mean "1f1b"' --pp-schedule 1f2b
 refused 1 'stages_per_rank = 2 needs a pipeline: pp is 1' --stages-per-rank 2
-refused 1 'tensor parallelism is not there yet' --tp 2
 if [ -n "$impls" ]; then
   refused 2 'pp 3 makes 3 ranks a copy of the model, but there are 2' --pp 3
   refused 3 'pp 2 makes 2 ranks a copy' --pp 2

@@ -428,8 +428,13 @@ end
 function Layout:describe()
   local size = math.min(self.micro, self.n_samples)
   local rest = self.n_samples % size
-  local tp = self.tp and (" x tp %d%s"):format(self.tp.size,
-    self.tp.sequence and " (sequence parallel)" or "") or ""
+  local tp = ""
+  if self.tp then
+    local is_cut = false
+    for _, p in ipairs(self.params) do is_cut = is_cut or p.cut ~= nil end
+    tp = (" x tp %d%s%s"):format(self.tp.size, self.tp.sequence and " (sequence parallel)" or "",
+      is_cut and "" or " (no layer is cut: see the option tp of nn.Linear)")
+  end
   return ("layout: dp %d%s x pp %d, %s, %d microbatch%s of %d sample%s%s%s\n%s"):format(self.dp,
     tp, self.pp, self.sched:name(), self.m, self.m == 1 and "" or "es", size,
     size == 1 and "" or "s",

@@ -331,6 +331,21 @@ static int group_all_gather(lua_State *L) {
   return 1;
 }
 
+// group:stats() -> {messages =, bytes =, waited =, busy =}: what this rank has sent, and seconds.
+static int group_stats(lua_State *L) {
+  const CommStats *stats = &self_comm(L, binding_of(L))->stats;
+  lua_createtable(L, 0, 4);
+  lua_pushinteger(L, (lua_Integer)stats->messages);
+  lua_setfield(L, -2, "messages");
+  lua_pushinteger(L, (lua_Integer)stats->bytes);
+  lua_setfield(L, -2, "bytes");
+  lua_pushnumber(L, stats->waited);
+  lua_setfield(L, -2, "waited");
+  lua_pushnumber(L, stats->busy);
+  lua_setfield(L, -2, "busy");
+  return 1;
+}
+
 // group:agree(lines): an error on every rank, unless all have the same list of strings.
 static int group_agree(lua_State *L) {
   Rille *r = binding_of(L);
@@ -389,6 +404,7 @@ static const luaL_Reg group_methods[] = {
     {"all_gather_start", group_all_gather_start},
     {"all_gather", group_all_gather},
     {"agree", group_agree},
+    {"stats", group_stats},
     {"place", group_place},
     {"align_clocks", group_align_clocks},
     {"free", group_free},

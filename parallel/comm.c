@@ -291,6 +291,8 @@ Status comm_send(Comm *comm, int peer, int channel, const void *data, size_t byt
   process.n_inside++;
   Status status = comm->vtable->send(comm, peer, channel, data, bytes, stream, out);
   process.n_inside--;
+  comm->stats.messages++;
+  comm->stats.bytes += (int64_t)bytes;
   return status == ST_OK ? status : comm_lose(status);
 }
 
@@ -333,6 +335,11 @@ Status comm_wait_all(Comm *comm, CommRequest **requests, const int *peers, int n
     if (done) continue;
     if (since == 0) since = clock_now();
     TRY(comm_waiting(comm, peers[i], what, since));
+  }
+  if (since > 0) {
+    double waited = clock_now() - since;
+    comm->stats.waited += waited;
+    comm->stats.busy += waited;
   }
   comm_beat();
   return ST_OK;

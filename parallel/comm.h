@@ -89,6 +89,13 @@ typedef struct CommVtable {
                        Stream *stream, CommRequest **out);
 } CommVtable;
 
+// What a group has cost this rank since it was made.
+typedef struct CommStats {
+  int64_t messages, bytes; // sent
+  double waited;           // seconds in which this rank did nothing but wait
+  double busy;             // seconds in which it waited or something was under way behind its work
+} CommStats;
+
 struct Comm {
   const CommVtable *vtable;
   int rank, size;
@@ -96,6 +103,7 @@ struct Comm {
   int64_t id;        // the same on all ranks of the group; keeps the messages of groups apart
   const int *member; // [size] ranks of the world; owned
   Comm *next;        // all groups of this process
+  CommStats stats;
   // Called by comm_poll after this group has moved on (NULL: nothing): a pipeline's channels answer
   // a header with the receive of what it announces. Must not fail, must not wait.
   void (*on_poll)(void *user);

@@ -101,6 +101,7 @@ struct CommCollective {
   Status status;     // what went wrong while it moved on
   KeptStatus kept;
   bool is_done;
+  double started_at;
   CommCollective *next;
 };
 
@@ -230,6 +231,7 @@ static Status step(CommCollective *c) {
 static void advance(CommCollective *c) {
   if (c->is_done || c->status != ST_OK) return;
   c->status = step(c);
+  if (c->is_done) c->comm->stats.busy += clock_now() - c->started_at;
   if (c->status == ST_OK) return;
   status_keep(&c->kept);
   c->is_done = true;
@@ -320,6 +322,7 @@ Status comm_all_reduce_start(Comm *comm, Pool *pool, void *data, int64_t count, 
     collective_delete(c);
     return status;
   }
+  c->started_at = clock_now();
   CommCollective **at = &comm_process()->collectives;
   while (*at) at = &(*at)->next;
   *at = c;
@@ -345,6 +348,7 @@ static Status wait_until_done(CommCollective *c, const char *what) {
   double since = clock_now();
   comm_collectives_advance();
   while (!c->is_done) TRY(comm_waiting(c->comm, waits_for(c), what, since));
+  c->comm->stats.waited += clock_now() - since;
   comm_beat();
   return ST_OK;
 }

@@ -77,6 +77,24 @@ function Pipeline:report(norms)
   return { wait = wait }
 end
 
+--- What communication has cost this rank so far, by axis: of tp the sums within layers; of dp those
+--- of gradients, over replicas and over tp ranks with a part each; of pp what stages send.
+---@return table<string, {messages: integer, bytes: integer, waited: number, busy: number}>
+---  bytes sent; waited: seconds without anything to do; busy: seconds with something under way
+function Pipeline:communication()
+  local l, by_axis = self.layout, {}
+  local groups = { tp = { l.tp and l.tp.group }, dp = { self.dp_comm, self.stage_comm },
+    pp = { self.pp_comm } }
+  for _, axis in ipairs { "tp", "dp", "pp" } do
+    local sums = { messages = 0, bytes = 0, waited = 0.0, busy = 0.0 }
+    for _, group in pairs(groups[axis]) do
+      for name, value in pairs(group:stats()) do sums[name] = sums[name] + value end
+    end
+    if l.mesh:size(axis) > 1 then by_axis[axis] = sums end
+  end
+  return by_axis
+end
+
 -- Buffers that forward passes changed: in the order of microbatches, once a step. Replicas have
 -- seen other samples: they take the mean.
 local function apply_staged(self)

@@ -255,6 +255,20 @@ local function bubble_of(self, is_latest)
   return bubble
 end
 
+-- What communication has cost since the last step that metrics told of; nil in one process.
+local function communication_since(self)
+  local before, now = self.communicated or {}, self.pipeline:communication()
+  local since = {}
+  for axis, sums in pairs(now) do
+    since[axis] = {}
+    for name, value in pairs(sums) do
+      since[axis][name] = value - (before[axis] and before[axis][name] or 0)
+    end
+  end
+  self.communicated = now
+  return next(since) and since
+end
+
 -- Metrics for a step that was run: {r =, seconds =, data =}. Returns the name of a signal that some
 -- rank has got by then.
 local function after_step(self, metrics, run)
@@ -264,7 +278,8 @@ local function after_step(self, metrics, run)
     step = r.step, loss = r.loss, grad_norm = r.grad_norm, lr = r.lr, tokens = r.tokens,
     seconds = run.seconds, data_seconds = run.data, memory = core.memory(),
     flops = run.flops, bubble = bubble_of(self, is_latest),
-    extra = { losses = next(r.losses) and r.losses or nil, skipped = r.skipped or nil },
+    extra = { losses = next(r.losses) and r.losses or nil, skipped = r.skipped or nil,
+      communication = communication_since(self) or nil },
   }
   if is_latest and self.fingerprint_every > 0 and r.step % self.fingerprint_every == 0 then
     record.extra.fingerprint = self.pipeline:common_fingerprint()

@@ -1,0 +1,213 @@
+-- Layers of one's own under tensor parallelism, on two ranks: declared forms, cut randomness, added
+-- losses, recomputation, and what is refused. Run by tests/tensor_layers_test.sh.
+local rille = require "rille"
+local check = require "tests.check"
+local tensor_parallel = require "rille.tensor_parallel"
+local core, nn = rille.core, rille.nn
+local rank <const> = core.rank
+
+if rank > 0 then -- other ranks say what failed there
+  rawset(_G, "print", function(words)
+    if not words:find("^%d+ passed") then rille.print_all(words) end
+  end)
+end
+
+local alone = core.comm_world():split(rank, 0)
+local D <const>, T <const>, B <const> = 8, 6, 4
+
+-- The whole gradients by name, the loss and what tp has sent in a step of `options`' model.
+local function step_of(options, parallel)
+  parallel.comm = parallel.tp and core.comm_world() or alone
+  local trainer = rille.Trainer { model = options.model(), loss = options.loss or nn.mse, seed = 3,
+    log = 0, parallel = parallel, recompute = options.recompute,
+    optimizer = { "sgd", lr = 0.1, clip = options.clip }, batch = { global = B, micro = 2 } }
+  local l, grads, x = trainer.layout, {}, options.x
+  local r = trainer:step { x, options.y or x }
+  local scale = l.tp and 1 or 1
+  for _, p in ipairs(l.params) do
+    local grad = p.tensor:grad() * scale
+    grads[p.name] = p.cut and tensor_parallel.gather(l.tp.group, p.cut, grad, p.shape) or grad
+  end
+  local first, sent = r.loss, trainer.pipeline:communication().tp
+  return { grads = grads, loss = first, norm = r.grad_norm, losses = r.losses,
+    messages = sent and sent.messages, second = trainer:step { x, options.y or x }.loss,
+    fingerprint = trainer.pipeline:common_fingerprint() }
+end
+
+-- Layouts give the gradients of one process.
+local function compare(claim, options)
+  for _, sequence in ipairs { false, true } do
+    check.test(("%s%s"):format(claim, sequence and ", time cut" or ""), function()
+      rille.manual_seed(7)
+      options.x = options.ids and rille.randint(0, options.ids, B, T) or rille.randn(B, T, D)
+      options.y = options.ids and rille.randint(0, options.ids, B, T) or nil
+      local one = step_of(options, {})
+      local two = step_of(options, { tp = 2, sequence_parallel = sequence })
+      local largest = 0
+      for _, grad in pairs(one.grads) do largest = math.max(largest, grad:abs():max():item()) end
+      for name, grad in pairs(one.grads) do
+        local gap = (grad - two.grads[name]):abs():max():item()
+        check.ok(gap <= 1e-6 * largest, ("%s differs by %g of %g"):format(name, gap, largest))
+      end
+      check.near(two.loss, one.loss, 1e-6 * math.abs(one.loss))
+      check.near(two.norm, one.norm, 1e-5 * one.norm)
+      check.near(two.second, one.second, 1e-5 * math.abs(one.second))
+      for name, value in pairs(one.losses) do check.near(two.losses[name], value, 1e-6) end
+    end)
+  end
+end
+
+local Mine = nn.class "Mine"
+function Mine:init(o)
+  self.up = nn.Linear { D, 12, act = "gelu", tp = "column" }
+  self.drop = nn.Dropout { o.dropout or 0, tp = "column" }
+  self.down = nn.Linear { 12, D, act = o.act or "none", tp = "row" }
+  self.after = nn.Dropout(o.dropout or 0)
+  self.aux = o.aux
+end
+function Mine:forward(x)
+  local y = self.after(self.down(self.drop(self.up(x))))
+  if self.aux then rille.add_loss("size", y:square():mean(), 0.3) end
+  return x + y
+end
+
+local function chain(...)
+  local list = table.pack(...)
+  return function()
+    local made = {}
+    for i, make in ipairs(list) do made[i] = make() end
+    return nn.Sequential(made)
+  end
+end
+local function norm() return nn.LayerNorm(D) end
+
+compare("column, row and a loss of its own", { model = chain(function() return Mine {} end, norm,
+  function() return Mine { act = "silu" } end) })
+compare("dropout on cut features and after them", { model = chain(function()
+  return Mine { dropout = 0.4 }
+end, norm) })
+compare("an added loss", { model = chain(norm, function() return Mine { aux = true } end, norm) })
+compare("... in a recomputed unit", { recompute = true, model = chain(norm, function()
+  return Mine { aux = true, dropout = 0.3 }
+end, norm) })
+compare("a last layer cut by columns", { model = chain(norm, function()
+  return nn.Linear { D, D, tp = "column" }
+end) })
+compare("units that end between a column and a row form", { model = chain(function()
+  return nn.Linear { D, 10, act = "relu", tp = "column" }
+end, function() return nn.Linear { 10, D, tp = "row" } end, norm) })
+
+-- Heads of one's own, with a norm of each.
+local Heads = nn.class "Heads"
+function Heads:init(kv)
+  self.kv = kv
+  self.qkv = nn.Linear { D, (4 + 2 * kv) * 2, tp = "heads", heads = 4, kv_heads = kv }
+  self.norm = nn.RMSNorm { 2, tp = "heads" }
+  self.out = nn.Linear { 8, D, tp = "row" }
+end
+function Heads:forward(x)
+  local qkv = self.qkv(x)
+  local b, t, n = qkv:shape()
+  local all = n // 2
+  local share = rawget(self, "_tp") and 2 or 1
+  local q, kv = 4 // share, math.max(self.kv // share, 1)
+  local split = qkv:view(b, t, all, 2)
+  local heads = self.norm(split:slice(2, 0, q))
+  local y = rille.attention(heads, split:slice(2, q, q + kv), split:slice(2, q + kv, all), nil,
+    { causal = true })
+  return x + self.out(y:view(b, t, q * 2))
+end
+for _, kv in ipairs { 4, 2, 1 } do
+  compare(("heads of one's own, %d of keys"):format(kv), { model = chain(norm, function()
+    return Heads(kv)
+  end) })
+end
+
+compare("attention that is not cut", { model = chain(norm, function()
+  return nn.Attention { D, 2, causal = true, tp = "replicate" }
+end, norm) })
+
+local function language(o)
+  return chain(function()
+    return nn.TokenEmbedding { 7, D, positions = T, tp = o.embedding, std = 0.5 }
+  end, function()
+    return nn.Attention { D, 4, causal = true, kv_heads = o.kv or 4, rotary = o.rotary }
+  end, function() return nn.MLP { D, 12, act = o.act } end, norm,
+  function() return nn.Linear { D, 7, tied = o.tied and "0.weight" or nil, bias = not o.tied } end)
+end
+compare("a vocabulary of 7 in two parts", { ids = 7, loss = nn.cross_entropy, model = language {} })
+compare("... tied", { ids = 7, loss = nn.cross_entropy, model = language { tied = true } })
+compare("... smoothed, with z-loss, some targets ignored", { ids = 7,
+  loss = nn.cross_entropy { label_smoothing = 0.1, z_loss = 0.01, ignore_index = 3 },
+  model = language { tied = true } })
+compare("an embedding that is not cut", { ids = 7, loss = nn.cross_entropy,
+  model = language { embedding = "replicate" } })
+compare("a loss of one's own on whole logits", { ids = 7, model = language { rotary = true },
+  loss = function(y, target)
+    check.equal(y:size(-1), 7)
+    return rille.cross_entropy(y, target)
+  end })
+compare("swiglu, one head of keys, clipped", { ids = 7, loss = nn.cross_entropy, clip = 0.01,
+  model = language { act = "swiglu", kv = 1, rotary = true } })
+
+check.test("recomputation sends no more: sums that were kept are not taken again", function()
+  rille.manual_seed(7)
+  local options = { loss = nn.cross_entropy, model = language {}, ids = 7,
+    x = rille.randint(0, 7, B, T), y = rille.randint(0, 7, B, T) }
+  local plain = step_of(options, { tp = 2 })
+  for _, recompute in ipairs { true, "attention" } do
+    options.recompute = recompute
+    local again = step_of(options, { tp = 2 })
+    check.equal(again.messages, plain.messages)
+    check.equal(again.fingerprint, plain.fingerprint)
+  end
+end)
+
+check.test("predict gives whole logits for any length, on all ranks", function()
+  rille.manual_seed(7)
+  local function trainer(parallel)
+    return rille.Trainer { model = language { rotary = true } (), loss = nn.cross_entropy, seed = 3,
+      log = 0, optimizer = "sgd", batch = { B, 2 }, parallel = parallel }
+  end
+  local x = rille.randint(0, 7, 1, 5)
+  local one = trainer { comm = alone }:predict(x)
+  local two = trainer { tp = 2, sequence_parallel = true }:predict(x)
+  check.equal({ two:shape() }, { 1, 5, 7 })
+  check.ok((one - two):abs():max():item() < 1e-5)
+end)
+
+check.test("what does not fit is refused, by name", function()
+  local function refused(make, ...)
+    local words = table.pack(...)
+    check.raises(function()
+      rille.Trainer { model = make(), loss = nn.mse, optimizer = "sgd", batch = { B, 2 },
+        parallel = { tp = 2 } }
+    end, table.unpack(words))
+  end
+  refused(chain(norm, function() return nn.Attention { 9, 3 } end),
+    "tp = 2 does not fit 1.qkv %(Linear%): 3 heads do not divide into 2 parts", "replicate")
+  refused(chain(norm, function() return nn.MLP { D, 13 } end),
+    "tp = 2 does not fit 1.up %(Linear%): its d_out = 13 does not divide into 2 parts")
+  check.raises(function() nn.Linear { 2, 2, tp = "colum" } end, "did you mean \"column\"")
+  check.raises(function() nn.Linear { 2, 2, tp = "heads" } end, "needs heads")
+end)
+
+check.test("a length that tp does not divide is refused where time is cut", function()
+  check.raises(function()
+    local x = rille.randn(B, 5, D)
+    local trainer = rille.Trainer { model = chain(norm)(), loss = nn.mse, optimizer = "sgd",
+      batch = { B, 2 }, parallel = { tp = 2, sequence_parallel = true }, log = 0 }
+    trainer:step { x, x }
+  end, "T = 5 does not divide into the 2 parts of tp")
+end)
+
+check.test("targets that are no class are refused on all ranks", function()
+  check.raises(function()
+    local x = rille.randint(0, 7, B, T)
+    local trainer = rille.Trainer { model = language {} (), loss = nn.cross_entropy, log = 0,
+      optimizer = "sgd", batch = { B, 2 }, parallel = { tp = 2 } }
+    trainer:step { x, x + 5 }
+  end, "targets holds %d+ at position %d+, valid are 0 to 6")
+end)
+
+check.done()

@@ -112,7 +112,9 @@ function Linear:forward(x)
     return self.act == 0 and y or rille[self.act_name](y)
   end
   local y = tp:column(x, self:matrix(), self.bias, self.act)
-  if form == "vocab" and not rawget(self, "_is_head") then return tp:whole_features(y, self.d_out) end
+  if form == "vocab" and not rawget(self, "_is_head") then
+    return tp:whole_features(y, self.d_out)
+  end
   return y
 end
 

@@ -26,7 +26,8 @@ struct Backward {
   BackwardKind kind;
   Heap data_nodes, param_nodes; // with D; without
   Task *tasks;
-  int n_tasks, tasks_room;
+  int n_tasks, tasks_room, next_task; // those before next_task have run
+  struct Backward *next;              // of ctx->halves
 };
 
 static Status heap_push(Heap *heap, Node *node) {
@@ -343,8 +344,23 @@ static Status walk(Ctx *ctx, Backward *run, Heap *heap) {
   return status;
 }
 
+// ---- halves that wait, in the order of their I
+
+static void half_enter(Ctx *ctx, Backward *run) {
+  Backward **at = &ctx->halves;
+  while (*at) at = &(*at)->next;
+  *at = run;
+}
+
+static void half_leave(Ctx *ctx, const Backward *run) {
+  Backward **at = &ctx->halves;
+  while (*at && *at != run) at = &(*at)->next;
+  if (*at) *at = run->next;
+}
+
 void backward_delete(Ctx *ctx, Backward *run) {
   if (!run) return;
+  half_leave(ctx, run);
   Heap *heaps[] = {&run->data_nodes, &run->param_nodes};
   for (int h = 0; h < 2; h++) {
     for (int k = 0; k < heaps[h]->n; k++) {
@@ -404,6 +420,7 @@ Status backward(Ctx *ctx, Tensor **outs, Tensor **douts, int n, BackwardKind kin
   Backward *run = calloc(1, sizeof *run);
   if (!run) return fail(ST_ENOMEM, "out of memory for a backward");
   run->kind = kind;
+  if (kind == BACKWARD_I) half_enter(ctx, run);
   Status status = ST_OK;
   for (int i = 0; i < n && status == ST_OK; i++)
     status = seed(ctx, run, outs[i], douts ? douts[i] : NULL);
@@ -415,21 +432,45 @@ Status backward(Ctx *ctx, Tensor **outs, Tensor **douts, int n, BackwardKind kin
   return status;
 }
 
+// The next weight gradient of a half.
+static Status run_task(Ctx *ctx, Backward *run) {
+  Task task = run->tasks[run->next_task++]; // the list may move meanwhile
+  Status status = differentiate(ctx, run, task.node, task.dout, task.need);
+  drop_all_kept(ctx, task.node);
+  Task *done = &run->tasks[run->next_task - 1];
+  for (int i = 0; i < OP_MAX_OUT; i++) {
+    if (!done->dout[i]) continue;
+    arena_drop(done->dout[i]);
+    tensor_release(ctx, done->dout[i]);
+    done->dout[i] = NULL;
+  }
+  return status;
+}
+
+Status backward_idle(Ctx *ctx, bool *did) {
+  *did = false;
+  Backward *run = ctx->halves;
+  while (run && run->next_task == run->n_tasks && run->param_nodes.n == 0) run = run->next;
+  if (!run || run->next_task == run->n_tasks || ctx->keeps_order) return ST_OK;
+  if (run->tasks[run->next_task].node->op->flags & OP_TOGETHER) return ST_OK;
+  *did = true;
+  const UnitWatch *watch = ctx->watch;
+  ctx->watch = NULL;
+  Status status = run_task(ctx, run);
+  ctx->watch = watch;
+  return status;
+}
+
 Status backward_w(Ctx *ctx, Backward *run) {
   bool grad = ctx->grad_enabled;
   ctx->grad_enabled = false;
   Status status = ST_OK;
-  for (int k = 0; k < run->n_tasks && status == ST_OK; k++) {
-    Task *task = &run->tasks[k];
-    status = differentiate(ctx, run, task->node, task->dout, task->need);
-    drop_all_kept(ctx, task->node);
-    for (int i = 0; i < OP_MAX_OUT; i++) {
-      if (!task->dout[i]) continue;
-      arena_drop(task->dout[i]);
-      tensor_release(ctx, task->dout[i]);
-      task->dout[i] = NULL;
-    }
-    if (k + 1 < run->n_tasks) tell(ctx, run, task->node->unit, run->tasks[k + 1].node->unit);
+  half_leave(ctx, run);
+  while (run->next_task < run->n_tasks && status == ST_OK) {
+    const Node *node = run->tasks[run->next_task].node;
+    status = run_task(ctx, run);
+    if (run->next_task < run->n_tasks)
+      tell(ctx, run, node->unit, run->tasks[run->next_task].node->unit);
   }
   if (status == ST_OK) status = walk(ctx, run, &run->param_nodes);
   ctx->grad_enabled = grad;

@@ -56,7 +56,8 @@ enum {
   OP_ELEMENTWISE = 64, // element-wise: an in-place form exists (name_)
   OP_DENSE_ROWS = 256, // the last stride must be 1 (else copied)
   OP_MATRIX = 128,     // of the last two strides one must be 1 (else copied)
-  OP_KEPT = 512,       // one output, which a checkpointed region keeps instead of making it again
+  OP_TOGETHER = 1024, // its gradients call other ranks: all of a group must come to it in one order
+  OP_KEPT = 512,      // one output, which a checkpointed region keeps instead of making it again
 };
 
 typedef struct Op Op;

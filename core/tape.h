@@ -48,6 +48,12 @@ Status backward(Ctx *ctx, Tensor **outs, Tensor **douts, int n, BackwardKind kin
 Status backward_w(Ctx *ctx, Backward *run);
 void backward_delete(Ctx *ctx, Backward *run);
 
+// Runs one weight gradient of the oldest W half that waits (also of the I that is under way), if
+// there is one: what a rank can do while its I waits for others. Halves are taken in the order of
+// their I, and inv. 1 holds within each, so that no sum is taken in another order: what has nodes
+// without D ends the row, and so does what calls other ranks. *did: whether there was one.
+Status backward_idle(Ctx *ctx, bool *did);
+
 // Within a custom grad (recomputation): continues the running backward into `outs`.
 Status backward_extend(GradCall *call, Tensor **outs, Tensor **douts, int n);
 

@@ -243,6 +243,62 @@ START_TEST(i_then_w_gives_the_bits_of_b) {
 }
 END_TEST
 
+// The I of two microbatches, then their W; n_idle[mb] weight gradients have run early after each I.
+// Returns how many there were.
+static int run_idle(int g, const int n_idle[2], Gradients *out) {
+  set_up();
+  static const int64_t square[] = {OUT, IN}, vector[] = {OUT};
+  Tensor *p[N_PARAMS] = {param("a", graphs[g].dtype, 2, square),
+                         param("b", graphs[g].dtype, 2, square),
+                         param("c", graphs[g].dtype, 1, vector)};
+  Tensor *x = data(DT_F32, ROWS, IN, true), *dy[2];
+  Backward *w[2];
+  int n_done = 0;
+  memset(out, 0, sizeof *out);
+  for (int mb = 0; mb < 2; mb++) {
+    Tensor *y = graphs[g].build(x, p);
+    dy[mb] = data(DT_F32, y->shape[0], y->shape[1], false);
+    must(backward(ctx, &y, &dy[mb], 1, BACKWARD_I, &w[mb]));
+    bool did = true;
+    for (int k = 0; k < n_idle[mb] && did; k++) {
+      must(backward_idle(ctx, &did));
+      n_done += did;
+    }
+  }
+  for (int mb = 0; mb < 2; mb++) {
+    must(backward_w(ctx, w[mb]));
+    backward_delete(ctx, w[mb]);
+    tensor_release(ctx, dy[mb]);
+  }
+  bool did;
+  must(backward_idle(ctx, &did));
+  ck_assert(!did);
+  drop_made();
+  read_gradients(p, x, out);
+  tensor_release(ctx, x);
+  for (int k = 0; k < N_PARAMS; k++) tensor_release(ctx, p[k]);
+  tear_down();
+  return n_done;
+}
+
+START_TEST(weight_gradients_that_run_early_give_the_same_bits) {
+  static const int orders[][2] = {{0, 0}, {1, 0}, {0, 1}, {0, 2}, {1, 2}, {0, 9}, {9, 9}};
+  int most = 0;
+  for (int g = 0; g < N_GRAPHS; g++) {
+    Gradients whole, early;
+    run_graph(g, false, 2, &whole);
+    for (size_t i = 0; i < sizeof orders / sizeof *orders; i++) {
+      int n = run_idle(g, orders[i], &early);
+      if (n > most) most = n;
+      for (int k = 0; k < N_PARAMS; k++)
+        ck_assert_msg(memcmp(whole.of[k], early.of[k], sizeof whole.of[k]) == 0,
+                      "%s: the gradient of parameter %d differs", graphs[g].name, k);
+    }
+  }
+  ck_assert_int_ge(most, 4); // two products in each of two microbatches
+}
+END_TEST
+
 START_TEST(weights_wait_for_w_and_gains_ride_with_i) {
   Gradients split;
   run_graph(N_GRAPHS - 1, true, 1, &split);
@@ -703,6 +759,7 @@ Suite *tape_suite(void) {
   Suite *suite = suite_create("tape");
   TCase *alone = tcase_create("halves"); // make their own contexts
   tcase_add_test(alone, i_then_w_gives_the_bits_of_b);
+  tcase_add_test(alone, weight_gradients_that_run_early_give_the_same_bits);
   tcase_add_test(alone, weights_wait_for_w_and_gains_ride_with_i);
   tcase_add_test(alone, a_recomputed_region_gives_the_same_bits);
   suite_add_tcase(suite, alone);

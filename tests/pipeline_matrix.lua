@@ -2,12 +2,15 @@
 --
 --     mpirun -n 8 rille tests/pipeline_matrix.lua                 every two values meet
 --     mpirun -n 8 rille tests/pipeline_matrix.lua --full [K/N]    all cases, or the K-th of N parts
+--     mpirun -n 8 rille tests/pipeline_matrix.lua tp ...          the same of tp 2 and 4, not of 1
 --     mpirun -n 8 rille tests/pipeline_matrix.lua --case "pp=4 pipeline=zbv stages_per_rank=2 ..."
 --
 -- The world is cut into teams that run different cases at the same time. A team's first rank also
 -- runs the oracle: the same trainer in a group of one. Pipelines alone must give its bits:
--- gradients after the first step, weights after the last, loss, norm, fingerprint. Replicas give
--- them to rounding: |a - b| <= 1e-6 (f64: 1e-13) x the model's largest magnitude.
+-- gradients after the first step, weights after the last, loss, norm, fingerprint. Replicas and tp
+-- give them to rounding: |a - b| <= 1e-6 (f64: 1e-13) x the model's largest magnitude. Initial
+-- weights have the same fingerprint under all, and what several ranks hold is the same there, bit
+-- for bit, after every step.
 local core <const> = require "rille".core
 local rille <const> = require "rille"
 local pairwise <const> = require "tests.pairwise"
@@ -20,7 +23,7 @@ local alone <const> = world:split(world:rank())
 -- ---- cases
 
 local names <const> = { "pp", "pipeline", "stages_per_rank", "m", "ragged", "dp", "recompute",
-  "dropout", "tied", "loss", "clip", "dtype", "optimizer" }
+  "dropout", "tied", "loss", "clip", "dtype", "optimizer", "tp", "sequence", "kv_heads" }
 
 -- "zbv 2": every schedule at the stages a rank that it allows, of 1 to 3 and, for waves, 4.
 local function all_schedules()
@@ -35,6 +38,9 @@ end
 
 local microbatches <const> = { name = "m", 1, 2, 3, 4, 5, 6, 7, 8, 9 }
 
+local is_cut = arg[1] == "tp" -- by tp
+if is_cut then table.remove(arg, 1) end
+
 local dimensions <const> = {
   { name = "schedule", table.unpack(all_schedules()) },
   microbatches,
@@ -46,11 +52,18 @@ local dimensions <const> = {
   { name = "tied", "no", "yes" },
   { name = "loss", "mean", "sum", "token" },
   { name = "clip", "no", "yes" },
+  { name = "tp", table.unpack(is_cut and { 2, 4 } or { 1 }) },
+  { name = "sequence", table.unpack(is_cut and { "no", "yes" } or { "no" }) },
+  { name = "kv_heads", table.unpack(is_cut and { 4, 2, 1 } or { 4 }) },
   { name = "dtype", "f32", "f64" },
   { name = "optimizer", "sgd", "adamw" },
 }
 
-local function is_valid(case) return case.m <= 2 * case.pp + 1 end
+local function size_of(case) return case.pp * case.dp * case.tp end
+
+local function is_valid(case)
+  return (case.m or 1) <= 2 * case.pp + 1 and size_of(case) <= 8
+end
 
 local function finish(case)
   if case.schedule then
@@ -75,26 +88,47 @@ local function parse(text)
   return case
 end
 
--- All of them; element type and optimizer take turns.
+-- Of these dimensions each case of the whole matrix has one value, in turns; with tp of two more.
+local in_turn <const> = { dtype = true, optimizer = true, m = is_cut, clip = is_cut }
+
+-- The n-th case's value of a dimension in turn, of those that fit the case.
+local function turn_of(case, dimension, k, n)
+  local fitting = {}
+  for _, value in ipairs(dimension) do
+    case[dimension.name] = value
+    if is_valid(case) then table.insert(fitting, value) end
+  end
+  return fitting[pipelines.scramble(n, k) % #fitting + 1]
+end
+
+-- fn(case, n) for all from dimension k on; n cases were there before. Gives how many there are.
+local function each_case(case, k, n, fn)
+  local dimension = dimensions[k]
+  if not dimension then
+    if not is_valid(case) then return n end
+    fn(case, n + 1)
+    return n + 1
+  end
+  if in_turn[dimension.name] then return each_case(case, k + 1, n, fn) end
+  for _, value in ipairs(dimension) do
+    case[dimension.name] = value
+    n = each_case(case, k + 1, n, fn)
+  end
+  case[dimension.name] = nil
+  return n
+end
+
 local function whole_matrix(part, parts)
-  local list, n, at = {}, 0, { {} }
-  for k = 1, 10 do
-    local longer = {}
-    for _, case in ipairs(at) do
-      for _, value in ipairs(dimensions[k]) do
-        local more = { [dimensions[k].name] = value }
-        for key, known in pairs(case) do more[key] = known end
-        if not (more.m and more.pp) or is_valid(more) then table.insert(longer, more) end
-      end
+  local list = {}
+  each_case({}, 1, 0, function(case, n)
+    if n % parts ~= part % parts then return end
+    local one = {}
+    for key, value in pairs(case) do one[key] = value end
+    for k, dimension in ipairs(dimensions) do
+      if in_turn[dimension.name] then one[dimension.name] = turn_of(one, dimension, k, n) end
     end
-    at = longer
-  end
-  for _, case in ipairs(at) do
-    n = n + 1
-    case.dtype = pipelines.scramble(n, 1) % 4 == 0 and "f64" or "f32"
-    case.optimizer = pipelines.scramble(n, 2) % 2 == 0 and "sgd" or "adamw"
-    if n % parts == part % parts then table.insert(list, case) end
-  end
+    table.insert(list, one)
+  end)
   return list
 end
 
@@ -123,10 +157,11 @@ local function trainer_of(case, comm, is_oracle)
   if case.optimizer == "sgd" then spec.momentum = 0.9 end
   return rille.Trainer {
     model = pipelines.model { units = units_of(case), dtype = case.dtype, dropout = case.dropout,
-      tied = case.tied == "yes" },
+      tied = case.tied == "yes", kv_heads = case.kv_heads },
     loss = pipelines.losses[case.loss], optimizer = spec, seed = SEED, log = 0,
     batch = { global = n, micro = 2 }, recompute = not is_oracle and case.recompute == "yes",
     parallel = is_oracle and { comm = comm } or { comm = comm, pp = case.pp, dp = case.dp,
+      tp = case.tp, sequence_parallel = case.sequence == "yes",
       pipeline = case.pipeline, stages_per_rank = case.stages_per_rank,
       bucket = case.ragged == "yes" and 600 or nil }, -- bytes: several to a stage
   }
@@ -144,7 +179,7 @@ local oracles = {}
 
 local function oracle_of(case)
   local key = { units_of(case), samples_of(case) }
-  for _, name in ipairs { "dropout", "tied", "loss", "clip", "dtype", "optimizer" } do
+  for _, name in ipairs { "dropout", "tied", "loss", "clip", "dtype", "optimizer", "kv_heads" } do
     table.insert(key, case[name])
   end
   key = table.concat(key, " ")
@@ -156,7 +191,8 @@ end
 local function check_case(case, team)
   local have = run(case, team, false)
   if team:rank() > 0 then return nil end
-  local tolerance = case.dp == 1 and 0 or case.dtype == "f64" and 1e-13 or 1e-6
+  local is_exact = case.dp * case.tp == 1
+  local tolerance = is_exact and 0 or case.dtype == "f64" and 1e-13 or 1e-6
   return pipelines.judge(have, oracle_of(case), tolerance,
     { is_adaptive = case.optimizer == "adamw" })
 end
@@ -179,7 +215,7 @@ local function deal(cases)
     end
   end
   for _, case in ipairs(cases) do
-    local size = case.pp * case.dp
+    local size = size_of(case)
     turn[size] = (turn[size] or 0) % #teams[size] + 1
     table.insert(teams[size][turn[size]], case)
   end
@@ -215,7 +251,7 @@ local function run_all(cases)
 end
 
 local function run_single(case)
-  local size, failures = case.pp * case.dp, {}
+  local size, failures = size_of(case), {}
   if size > world:size() then error(("the case needs %d ranks"):format(size), 0) end
   local team = pipelines.team(world, { size })
   if team then table.insert(failures, guarded(case, team)) end

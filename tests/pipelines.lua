@@ -4,6 +4,7 @@ local check <const> = require "tests.check"
 local rille <const> = require "rille"
 local core <const> = rille.core
 local nn <const> = rille.nn
+local tensor_parallel <const> = require "rille.tensor_parallel"
 
 local pipelines = {}
 
@@ -14,14 +15,33 @@ pipelines.vocab, pipelines.width, pipelines.length = VOCAB, WIDTH, LENGTH
 
 -- ---- models
 
+local HEADS <const>, HIDDEN <const> = 4, 12
+
+-- Layers that say themselves how tp ranks share them, with a random mask between them.
+local Declared = nn.class "Declared"
+
+function Declared:init(o)
+  self.up = nn.Linear { WIDTH, HIDDEN, act = "gelu", tp = "column", dtype = o.dtype }
+  if o.dropout > 0 then self.drop = nn.Dropout { o.dropout, tp = "column" } end
+  self.down = nn.Linear { HIDDEN, WIDTH, tp = "row", dtype = o.dtype }
+end
+
+function Declared:forward(x)
+  local y = self.up(x)
+  if self._items.drop then y = self.drop(y) end
+  return self.down(y)
+end
+
 local Block = nn.class "Block"
 
 function Block:init(i, o)
   self.norm = nn.LayerNorm { WIDTH, dtype = o.dtype }
   if i % 3 == 1 then
-    self.mix = nn.Attention { WIDTH, 2, causal = true, dtype = o.dtype }
+    self.mix = nn.Attention { WIDTH, HEADS, kv_heads = o.kv_heads, causal = true, dtype = o.dtype }
+  elseif i % 3 == 2 then
+    self.mix = Declared(o)
   else
-    self.mix = nn.MLP { WIDTH, 12, dtype = o.dtype }
+    self.mix = nn.MLP { WIDTH, HIDDEN, act = i % 6 == 3 and "swiglu" or nil, dtype = o.dtype }
   end
   if o.dropout > 0 then self.drop = nn.Dropout(o.dropout) end
 end
@@ -33,10 +53,10 @@ function Block:forward(x)
 end
 
 --- A language model of `units` units: embedding, blocks, norm, head.
----@param o table {units =, dtype =, dropout =, tied =}
+---@param o table {units =, dtype =, dropout =, tied =, kv_heads =}
 function pipelines.model(o)
   local dtype = o.dtype or "f32"
-  local spec = { dtype = dtype, dropout = o.dropout or 0 }
+  local spec = { dtype = dtype, dropout = o.dropout or 0, kv_heads = o.kv_heads }
   local list = { { "wte", nn.TokenEmbedding { VOCAB, WIDTH, positions = LENGTH, std = 0.5,
     dtype = dtype } } }
   for i = 0, o.units - 4 do table.insert(list, { "h" .. i, Block(i, spec) }) end
@@ -99,25 +119,58 @@ pipelines.losses = {
 
 -- ---- state
 
--- Values of one kind of every parameter that this rank holds: {name, clone}.
+-- Values of one kind of every parameter that this rank holds, made whole: {name, clone}.
 local function clone_all(trainer, of)
-  local list = {}
+  local list, tp = {}, trainer.layout.tp
   for _, p in ipairs(trainer.layout.params) do
     if p.is_here then
       local value = of(p.tensor)
-      table.insert(list, { p.name, value and rille.no_grad(function() return value:clone() end) })
+      if value and p.cut then
+        value = tensor_parallel.gather(tp.group, p.cut, value, p.shape)
+      elseif value then
+        value = rille.no_grad(function() return value:clone() end)
+      end
+      table.insert(list, { p.name, value })
     end
   end
   return list
 end
 
---- The gradients, and the weights, of this rank: lists of {name, tensor}.
+--- The gradients, and the weights, of this rank's stages: lists of {name, tensor}. Collective over
+--- tp ranks.
 function pipelines.gradients(trainer)
   return clone_all(trainer, function(p) return p:grad() end)
 end
 
 function pipelines.weights(trainer)
   return clone_all(trainer, function(p) return p end)
+end
+
+-- Digests of what this rank holds, by what it is a copy of: a parameter, a run of one that is cut,
+-- the padding behind a rank's runs. Lines "what digest".
+local function digests(trainer)
+  local lines, tp = {}, trainer.layout.tp
+  local function add(what, part)
+    local value = rille.no_grad(function() return part:contiguous() end)
+    table.insert(lines, ("%s %016x"):format(what, core.digest(value, 0)))
+  end
+  for _, p in ipairs(trainer.layout.params) do
+    if p.is_here and p.cut then
+      local part, at = p.tensor:detach(), 0
+      for _, run in ipairs(p.cut.runs(tp.rank)) do
+        if run[2] > 0 then
+          add(("%s[%d+%d]"):format(p.name, run[1], run[2]), part:slice(p.cut.dim, at, at + run[2]))
+        end
+        at = at + run[2]
+      end
+      if at < p.cut.size then
+        add(("%s[padding of %d]"):format(p.name, tp.rank), part:slice(p.cut.dim, at, p.cut.size))
+      end
+    elseif p.is_here then
+      add(p.name, p.tensor:detach())
+    end
+  end
+  return table.concat(lines, "\n")
 end
 
 local ENTRY <const> = "<s2s4"
@@ -232,12 +285,14 @@ end
 --- step said. Collective over the trainer's ranks.
 ---@param batch fun(step: integer): table
 function pipelines.run(trainer, batch, steps)
-  local result = { losses = {}, norms = {}, added = {} }
+  local result = { losses = {}, norms = {}, added = {}, copies = {} }
+  result.first_fingerprint = trainer:fingerprint()
   for step = 1, steps do
     local r = trainer:step(batch(step))
     result.losses[step], result.norms[step], result.count = r.loss, r.grad_norm, r.count
     for name, value in pairs(r.losses) do result.added[name .. " " .. step] = value end
     if step == 1 then result.gradients = pipelines.pack(pipelines.gradients(trainer)) end
+    result.copies[step] = digests(trainer)
   end
   result.weights = pipelines.pack(pipelines.weights(trainer))
   result.buffers = pipelines.pack(trainer.pipeline:buffers())
@@ -251,6 +306,9 @@ local tensors_of_a_run <const> = { "gradients", "weights", "buffers" }
 function pipelines.collect(result, team)
   for _, what in ipairs(tensors_of_a_run) do
     result[what] = pipelines.unpack(team and team:all_gather(result[what]) or { result[what] })
+  end
+  for step, text in ipairs(result.copies or {}) do
+    result.copies[step] = team and team:all_gather(text) or { text }
   end
   return result
 end
@@ -279,14 +337,17 @@ local function words_differ(have, want, tolerance, o)
   end
 end
 
--- Replicas, and all holders of a tied weight, have the same bits.
-local function copies_differ(list)
+-- Replicas, all holders of a tied weight, and tp ranks of what they have alike have the same bits
+-- after a step.
+local function copies_differ(texts, step)
   local first = {}
-  for _, entry in ipairs(list) do
-    local name = entry[1]
-    first[name] = first[name] or entry
-    if first[name][2] ~= entry[2] then
-      return ("%s differs between rank %d and rank %d"):format(name, first[name][3], entry[3])
+  for rank, text in ipairs(texts) do
+    for what, digest in text:gmatch "([^\n]+) (%x+)" do
+      first[what] = first[what] or { digest, rank - 1 }
+      if first[what][1] ~= digest then
+        return ("%s differs between rank %d and rank %d after step %d"):format(what, first[what][2],
+          rank - 1, step)
+      end
     end
   end
 end
@@ -295,6 +356,10 @@ end
 --- if there is none. tolerance 0: bit for bit; else in units of the largest magnitude.
 ---@param o table {is_adaptive: the optimizer divides by gradients: weights are not compared}
 function pipelines.judge(have, want, tolerance, o)
+  if have.first_fingerprint ~= want.first_fingerprint then
+    return ("the initial weights' fingerprint is %s, one process has %s"):format(
+      have.first_fingerprint, want.first_fingerprint)
+  end
   local words = words_differ(have, want, tolerance, o)
   if words then return words end
   for _, what in ipairs(tensors_of_a_run) do
@@ -307,12 +372,15 @@ function pipelines.judge(have, want, tolerance, o)
   if tolerance == 0 and have.fingerprint ~= want.fingerprint then
     return ("fingerprint %s, one process has %s"):format(have.fingerprint, want.fingerprint)
   end
-  return copies_differ(have.weights)
+  for step, texts in ipairs(have.copies) do
+    words = copies_differ(texts, step)
+    if words then return words end
+  end
 end
 
 --- A run under a layout against the same in a group of one: fails unless it is equal (bit for bit;
---- to rounding with replicas). o: model, a function; loss, optimizer, batch(step), global, micro,
---- layout = parallel's fields, steps, recompute, tolerance. Collective over the team.
+--- to rounding with replicas and tp). o: model, a function; loss, optimizer, batch(step), global,
+--- micro, layout = parallel's fields, steps, recompute, tolerance. Collective over the team.
 function pipelines.check(team, alone, o)
   local function trainer_of(comm, is_oracle)
     local parallel = { comm = comm }
@@ -327,7 +395,8 @@ function pipelines.check(team, alone, o)
   local have = pipelines.collect(pipelines.run(trainer_of(team), o.batch, steps), team)
   if team:rank() > 0 then return end
   local want = pipelines.collect(pipelines.run(trainer_of(alone, true), o.batch, steps))
-  local tolerance = o.tolerance or (o.layout.dp or 1) == 1 and 0 or 1e-6
+  local is_exact = (o.layout.dp or 1) * (o.layout.tp or 1) == 1
+  local tolerance = o.tolerance or is_exact and 0 or 1e-6
   local words = pipelines.judge(have, want, tolerance, { is_adaptive = (o.optimizer or {})[1] ==
     "adamw" })
   if words then error(words, 0) end

@@ -127,7 +127,7 @@ Status shape_linear(OpCall *call) {
                      "convert with x:to(\"%s\")", dtype_name(w->dtype));
   int64_t act = call->args.v[0].i;
   if (act < 0 || act > ACT_SILU)
-    return fail(ST_EVALUE, "linear: there is no act %lld", (long long)act);
+    return fail(ST_EVALUE, "%s: there is no act %lld", call->op->name, (long long)act);
   shape_like(&call->out[0], x);
   call->out[0].shape[x->ndim - 1] = w->shape[0];
   call->out[1] = call->out[0]; // z, which the gradient of act reads
@@ -137,7 +137,7 @@ Status shape_linear(OpCall *call) {
   return ST_OK;
 }
 
-static OpId act_backward(int64_t act) {
+OpId linear_act_backward(int64_t act) {
   switch ((Activation)act) {
   case ACT_RELU: return OP_relu_bwd;
   case ACT_GELU: return OP_gelu_bwd;
@@ -155,7 +155,7 @@ Status grad_linear(GradCall *call) {
   int64_t act = call->args->v[0].i;
   Tensor *dy = call->dout[0];
   int64_t n = w->shape[0], k = w->shape[1], rows = shape_product(x->shape, 0, x->ndim - 1);
-  Tensor *dz = act == ACT_NONE ? dy : expr2(&e, act_backward(act), dy, call->saved[0]);
+  Tensor *dz = act == ACT_NONE ? dy : expr2(&e, linear_act_backward(act), dy, call->saved[0]);
   Tensor *flat = expr_view(&e, dz, 2, (int64_t[]){rows, n});
   if (grad_wants(call, 0)) {
     if (call->din[0]) { // [rows, K] over the same bytes

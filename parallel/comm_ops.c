@@ -99,15 +99,14 @@ Status comm_op_divides(const OpCall *call, const Comm *comm, int dim) {
                    comm->size);
 }
 
-// Whether the parts along d of what has this shape and is row-major lie one after the other.
-static bool in_blocks(const int64_t *shape, int d) {
+bool comm_op_in_blocks(const int64_t *shape, int d) {
   for (int k = 0; k < d; k++)
     if (shape[k] != 1) return false;
   return true;
 }
 
 static bool x_in_blocks(const Tensor *x, int d) {
-  return in_blocks(x->shape, d) && tensor_contiguous(x);
+  return comm_op_in_blocks(x->shape, d) && tensor_contiguous(x);
 }
 
 static int64_t bytes_of(const Tensor *t) { return dense_bytes(tensor_numel(t), t->dtype); }
@@ -137,7 +136,7 @@ Status shape_comm_all_gather(OpCall *call) {
   TRY(begin(call, 1, &comm, &dim));
   TensorSpec *out = &call->out[0];
   TRY(checked_mul(out->shape[dim], comm->size, &out->shape[dim]));
-  if (!in_blocks(out->shape, dim)) call->workspace = bytes_of_spec(out);
+  if (!comm_op_in_blocks(out->shape, dim)) call->workspace = bytes_of_spec(out);
   return ST_OK;
 }
 
@@ -172,7 +171,7 @@ Status shape_comm_all_to_all(OpCall *call) {
   out->shape[split] /= comm->size;
   TRY(checked_mul(out->shape[cat], comm->size, &out->shape[cat]));
   if (!x_in_blocks(call->in[0], split)) call->workspace += bytes_of(call->in[0]);
-  if (!in_blocks(out->shape, cat)) call->workspace += bytes_of_spec(out);
+  if (!comm_op_in_blocks(out->shape, cat)) call->workspace += bytes_of_spec(out);
   return ST_OK;
 }
 
@@ -202,8 +201,7 @@ static Tensor block_like(const Tensor *part, Storage *memory, char *data) {
   return block;
 }
 
-// The n parts of t along d into blocks, or out of them.
-static void move_blocks(Tensor *t, int d, int n, char *blocks, bool into_blocks) {
+void comm_op_move_blocks(Tensor *t, int d, int n, char *blocks, bool into_blocks) {
   int64_t size = t->shape[d] / n;
   for (int j = 0; j < n; j++) {
     Storage memory = {0};
@@ -237,14 +235,14 @@ void cpu_comm_all_gather(const KernelCall *call) {
   const Tensor *x = call->in[0];
   Tensor *out = call->out[0];
   int d = (int)call->args->v[1].i;
-  bool packs = !in_blocks(out->shape, d);
+  bool packs = !comm_op_in_blocks(out->shape, d);
   char *blocks = packs ? call->workspace : tensor_data(out);
   size_t bytes = bytes_in(x);
   Storage memory = {0};
   Tensor mine = block_like(x, &memory, blocks + (size_t)comm->rank * bytes);
   dense_copy(x, &mine, false);
   *call->status = comm_all_gather(comm, memory.data, blocks, bytes);
-  if (packs && *call->status == ST_OK) move_blocks(out, d, comm->size, blocks, false);
+  if (packs && *call->status == ST_OK) comm_op_move_blocks(out, d, comm->size, blocks, false);
 }
 
 void cpu_comm_gather_from(const KernelCall *call) { cpu_comm_all_gather(call); }
@@ -252,7 +250,7 @@ void cpu_comm_gather_from(const KernelCall *call) { cpu_comm_all_gather(call); }
 // x in blocks: itself, or packed into `work`.
 static const char *blocks_of(Tensor *x, int d, int n, char *work) {
   if (x_in_blocks(x, d)) return tensor_data(x);
-  move_blocks(x, d, n, work, true);
+  comm_op_move_blocks(x, d, n, work, true);
   return work;
 }
 
@@ -277,13 +275,13 @@ void cpu_comm_all_to_all(const KernelCall *call) {
   Comm *comm = group_of(call);
   Tensor *x = call->in[0], *out = call->out[0];
   int split = (int)call->args->v[1].i, cat = (int)call->args->v[2].i;
-  bool unpacks = !in_blocks(out->shape, cat);
+  bool unpacks = !comm_op_in_blocks(out->shape, cat);
   char *work = call->workspace;
   char *to = unpacks ? work : tensor_data(out);
   if (unpacks) work += bytes_of(out);
   const char *from = blocks_of(x, split, comm->size, work);
   *call->status = comm_all_to_all(comm, from, to, bytes_in(x) / (size_t)comm->size);
-  if (unpacks && *call->status == ST_OK) move_blocks(out, cat, comm->size, to, false);
+  if (unpacks && *call->status == ST_OK) comm_op_move_blocks(out, cat, comm->size, to, false);
 }
 
 void cpu_comm_broadcast(const KernelCall *call) {

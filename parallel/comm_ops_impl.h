@@ -21,4 +21,10 @@ Status comm_op_group(const Op *op, const OpArgs *args, Comm **out);
 // ESHAPE unless dimension dim of input 0 divides among the ranks.
 Status comm_op_divides(const OpCall *call, const Comm *comm, int dim);
 
+// Whether the parts along d of what has this shape and is row-major lie one after the other.
+bool comm_op_in_blocks(const int64_t *shape, int d);
+
+// The n parts of t along d into row-major blocks, one after the other, or out of them.
+void comm_op_move_blocks(Tensor *t, int d, int n, char *blocks, bool into_blocks);
+
 #endif

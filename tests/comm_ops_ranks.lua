@@ -206,6 +206,95 @@ local function try_group(group)
   end
 end
 
+-- ---- column_linear: linear after copy_to, or after all_gather, bit for bit
+
+--- Its call, or that of the two rows it stands for, and all gradients; half: "B", or "I" then W.
+local function linear_run(case, group, dtype, fused, half)
+  local me <const>, k <const>, rows_of_w <const> = group:rank(), case.k, case.rows
+  local x = numbers(900, case.sequence and me or 0, case.shape, dtype)
+  local leaf <const> = core.data(x:requires_grad_())
+  x = case.perm and leaf:permute(case.perm) or leaf
+  if case.twice then x = x * 2 end -- its gradient has a place already when ours comes
+  local w <const> = numbers(901, me, { rows_of_w, k }, dtype):requires_grad_()
+  local bias <const> = case.bias and numbers(902, me, { rows_of_w }, dtype):requires_grad_() or nil
+  local function apply()
+    if fused then
+      return core.column_linear(x, w, bias,
+        { group = group, act = case.act, sequence = case.sequence })
+    end
+    local all <const> = case.sequence and core.all_gather(x, { group = group, dim = 1 })
+      or core.copy_to(x, { group = group })
+    return rille.linear(all, w, bias, { act = case.act })
+  end
+  local y <const> = apply()
+  local outs <const>, douts <const> = { y }, { numbers(903, me, { y:shape() }, dtype) }
+  if case.transposed then douts[1] = numbers(903, me, { y:t():shape() }, dtype):t() end
+  if case.twice then outs[2], douts[2] = x, numbers(904, 0, { x:shape() }, dtype) end
+  if case.again then outs[2], douts[2] = apply(), numbers(904, me, { y:shape() }, dtype) end
+  local later <const> = core.backward(outs, douts, half)
+  if half == "I" then
+    expect(w:grad() == nil, "the gradient of w is there before W")
+    expect(leaf:grad() ~= nil, "the gradient of x is not there after I")
+    later:run()
+  end
+  return { y, leaf:grad(), w:grad(), bias and bias:grad() or w:grad() }
+end
+
+local function try_linear(group)
+  local n <const> = group:size()
+  for _, case in ipairs {
+    { shape = { 3, 4, 5 }, k = 5, rows = 6, act = 0 },
+    { shape = { 7, 5 }, k = 5, rows = 3, act = 2, bias = true },
+    { shape = { 5 }, k = 5, rows = 4, act = 4, bias = true },
+    { shape = { 5, 4, 3 }, k = 5, rows = 6, act = 1, perm = { 2, 1, 0 }, bias = true },
+    { shape = { 2, 4, 5 }, k = 5, rows = 6, act = 0, bias = true, twice = true },
+    { shape = { 2, 4, 5 }, k = 5, rows = 4, act = 0, bias = true, transposed = true },
+    { shape = { 3, 4, 5 }, k = 5, rows = 6, act = 3, bias = true, sequence = true },
+    { shape = { 1, 4, 5 }, k = 5, rows = 6, act = 0, sequence = true },
+    { shape = { 5, 4, 2 }, k = 5, rows = 2, act = 2, perm = { 2, 1, 0 }, bias = true,
+      sequence = true },
+    { shape = { 2, 4, 5 }, k = 5, rows = 6, act = 2, bias = true, again = true },
+    { shape = { 2, 3, 5 }, k = 5, rows = 2, act = 2, bias = true, sequence = true, again = true },
+    { shape = { 2, 3, 5 }, k = 5, rows = 2, act = 0, sequence = true, twice = true },
+    { shape = { 2, 3, 5 }, k = 5, rows = 2, act = 0, sequence = true, transposed = true },
+    { shape = { 4, 160, 96 }, k = 96, rows = 200, act = 2, bias = true, sequence = true },
+    { shape = { 4, 160, 96 }, k = 96, rows = 200, act = 0, bias = true },
+  } do
+    for _, dtype in ipairs { "f32", "f64", "bf16" } do
+      local words <const> = ("column_linear of {%s}, act %d, sequence %s, %s"):format(
+        table.concat(case.shape, ", "), case.act, case.sequence, dtype)
+      local want <const> = linear_run(case, group, dtype, false, "B")
+      for _, half in ipairs { "B", "I" } do
+        local got <const> = linear_run(case, group, dtype, true, half)
+        for i, what in ipairs { "y", "dx", "dw", "dbias" } do
+          expect(same(got[i], want[i]), "%s: another %s (%s)", words, what, half)
+        end
+      end
+      if case.sequence then
+        local before <const> = numbers(900, 0, case.shape, dtype)
+        local x <const> = case.perm and before:permute(case.perm) or before
+        local w <const> = rille.zeros(case.rows, case.k, { dtype = dtype, device = "meta" })
+          :requires_grad_()
+        local y <const> = core.column_linear(x:to("meta"), w, { group = group, sequence = true })
+        expect(y:size(1) == n * x:size(1), "%s: another shape on meta", words)
+        core.backward({ y }, { rille.zeros({ y:shape() }, { dtype = dtype }):to("meta") })
+      end
+    end
+  end
+  local x <const>, w <const> = rille.zeros(2, 3, 5), rille.zeros(4, 6)
+  for _, sequence in ipairs { false, true } do
+    local passed, err = pcall(core.column_linear, x, w, { group = group, sequence = sequence })
+    expect(not passed and err:find("column_linear: the last size of x must be 6, x is f32[2, 3, 5]",
+      1, true), "wrong sizes: %s", err)
+  end
+  local passed, err = pcall(core.column_linear, x[0], rille.zeros(4, 5), { group = group,
+    sequence = true })
+  expect(not passed and err:find("column_linear: x must be [B, T/n, K] where sequence is true", 1,
+    true), "a sequence of two dimensions: %s", err)
+  passed, err = pcall(core.column_linear, x, rille.zeros(4, 5), { group = group, act = 9 })
+  expect(not passed and err:find("column_linear: there is no act 9", 1, true), "act 9: %s", err)
+end
+
 -- ---- what is refused
 
 local function try_refusals(group)
@@ -257,13 +346,14 @@ end
 
 local function try_help()
   local found = 0
+  rows.column_linear = {} -- which try_linear tests
   for _, row in ipairs(core.comm_ops()) do
     expect(row.differentiable and #row.help > 10 and row.args:find("^group:group"), "%s", row.name)
     if rows[row.name] then found = found + 1 end
     expect(rows[row.name], "the row %s has no test", row.name)
     expect(rawget(rille, row.name) == nil, "%s is in rille", row.name)
   end
-  expect(found == #names, "rows are missing")
+  expect(found == #names + 1, "rows are missing")
 end
 
 -- ---- ranks that disagree
@@ -286,6 +376,8 @@ for _, tp in ipairs { 1, 2 } do
   end
 end
 claim "collectives: in the groups of meshes"
+try_linear(world)
+claim "column_linear: the bits of linear after copy_to or all_gather, in B and in I then W"
 try_refusals(world)
 claim "collectives: what does not fit is refused, and names what was written"
 try_freed()

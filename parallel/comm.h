@@ -229,10 +229,15 @@ Status comm_all_reduce(Comm *comm, void *data, int64_t count, DType dtype, CommR
 // out[size][bytes]: the rank'th block of everyone's in[size][bytes].
 Status comm_all_to_all(Comm *comm, const void *in, void *out, size_t bytes);
 
-// The same sum, under way: start, test until done. Buffers from `pool` are accounted as
-// communication. A done collective is gone.
+// The same, under way: start, test until done. Until then the buffers are the collective's. Its own
+// ones come from `pool` (NULL: malloc), accounted as communication. A done collective is gone.
 Status comm_all_reduce_start(Comm *comm, Pool *pool, void *data, int64_t count, DType dtype,
                              CommReduce how, CommCollective **out);
+Status comm_reduce_scatter_start(Comm *comm, Pool *pool, const void *in, void *out, int64_t count,
+                                 DType dtype, CommCollective **under_way);
+// in may be this rank's place in out.
+Status comm_all_gather_start(Comm *comm, Pool *pool, const void *in, void *out, size_t bytes,
+                             CommCollective **under_way);
 Status comm_collective_test(CommCollective *collective, bool *done);
 Status comm_collective_wait(CommCollective *collective, const char *what);
 // Waits for everything that is under way in this process, before the memory of it goes.

@@ -9,6 +9,9 @@
 // each other, so they pair; the next segment is under way while one is summed. Small data goes
 // whole to everyone, and everyone sums: no part C.
 //
+// A reduce_scatter is part A alone: slice j is the j'th of the blocks that lie one after the other,
+// and a segment is a piece of every block. An all_gather is part C alone, in one segment.
+//
 // Collectives of one group run one after the other, in the order of their start.
 #include "parallel/comm_impl.h"
 
@@ -85,11 +88,15 @@ typedef struct Part {
   int n;
 } Part;
 
+typedef enum Kind { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER } Kind;
+
 struct CommCollective {
   Comm *comm;
   Pool *pool; // NULL: malloc
-  char *data;
-  int64_t count, segment; // elements
+  Kind kind;
+  const char *from;       // what part A sends
+  char *data;             // where sums go, and what part C sends and receives
+  int64_t count, segment; // elements; but for ALL_REDUCE those of a block
   DType dtype;
   CommReduce how;
   bool is_small;
@@ -114,9 +121,13 @@ static int64_t segment_count(const CommCollective *c, int64_t k) {
   return left < c->segment ? left : c->segment;
 }
 
-// Elements of a rank's slice of segment k, and where it begins in the data.
+// Elements of a rank's slice of segment k, and where it begins among all.
 static int64_t slice(const CommCollective *c, int64_t k, int rank, int64_t *at) {
   int64_t n = segment_count(c, k);
+  if (c->kind != ALL_REDUCE) {
+    *at = rank * c->count + k * c->segment;
+    return n;
+  }
   if (c->is_small) {
     *at = 0;
     return n;
@@ -151,6 +162,7 @@ static Status start_a(CommCollective *c, int64_t k) {
   int rank = c->comm->rank, n = c->comm->size;
   int64_t at, mine = slice(c, k, rank, &at);
   part->n = 0;
+  if (c->kind == ALL_GATHER) return ST_OK;
   for (int step = 1; step < n; step++) {
     int peer = (rank + n - step) % n;
     TRY(start_recv(c, part, peer, row_of(c, k, peer), (size_t)mine * size));
@@ -158,22 +170,25 @@ static Status start_a(CommCollective *c, int64_t k) {
   for (int step = 1; step < n; step++) {
     int peer = (rank + step) % n;
     int64_t theirs = slice(c, k, peer, &at);
-    TRY(start_send(c, part, peer, c->data + (size_t)at * size, (size_t)theirs * size));
+    TRY(start_send(c, part, peer, c->from + (size_t)at * size, (size_t)theirs * size));
   }
   return ST_OK;
 }
 
 static void sum_segment(CommCollective *c, int64_t k) {
+  if (c->kind == ALL_GATHER) return;
+  size_t size = dtype_size(c->dtype);
   int64_t at, mine = slice(c, k, c->comm->rank, &at);
-  char *own = c->data + (size_t)at * dtype_size(c->dtype);
-  for (int i = 0; i < c->comm->size; i++) c->rows[i] = i == c->comm->rank ? own : row_of(c, k, i);
-  fold(own, c->rows, c->comm->size, mine, c->dtype, c->how);
+  for (int i = 0; i < c->comm->size; i++)
+    c->rows[i] = i == c->comm->rank ? c->from + (size_t)at * size : row_of(c, k, i);
+  if (c->kind == REDUCE_SCATTER) at = k * c->segment; // in the one block of the result
+  fold(c->data + (size_t)at * size, c->rows, c->comm->size, mine, c->dtype, c->how);
 }
 
 static Status start_c(CommCollective *c, int64_t k) {
   Part *part = &c->c[k % SLOTS];
   part->n = 0;
-  if (c->is_small) return ST_OK;
+  if (c->is_small || c->kind == REDUCE_SCATTER) return ST_OK;
   size_t size = dtype_size(c->dtype);
   int rank = c->comm->rank, n = c->comm->size;
   int64_t at, mine = slice(c, k, rank, &at);
@@ -296,8 +311,9 @@ static CommCollective *collective_new(Comm *comm, Pool *pool) {
 
 static Status give_room(CommCollective *c) {
   size_t size = dtype_size(c->dtype), peers = (size_t)(c->comm->size - 1);
-  int64_t n = c->count < c->segment ? c->count : c->segment;
-  int64_t most = c->is_small ? n : n / c->comm->size + 1;
+  int64_t n = c->count < c->segment ? c->count : c->segment, most = n;
+  if (c->kind == ALL_GATHER) return ST_OK;
+  if (c->kind == ALL_REDUCE && !c->is_small) most = n / c->comm->size + 1;
   c->work_bytes = (size_t)most * size * peers;
   for (int slot = 0; slot < SLOTS && slot < c->n_segments; slot++) {
     c->work[slot] = block_new(c->pool, c->work_bytes);
@@ -306,17 +322,10 @@ static Status give_room(CommCollective *c) {
   return ST_OK;
 }
 
-Status comm_all_reduce_start(Comm *comm, Pool *pool, void *data, int64_t count, DType dtype,
-                             CommReduce how, CommCollective **out) {
-  CommCollective *c = collective_new(comm, pool);
-  if (!c) return fail(ST_ENOMEM, "out of memory for a sum over ranks");
-  c->data = data;
-  c->count = count;
-  c->dtype = dtype;
-  c->how = how;
-  c->is_small = (size_t)count * dtype_size(dtype) <= SMALL;
-  c->segment = c->is_small ? (count ? count : 1) : SEGMENT / (int64_t)dtype_size(dtype);
-  c->n_segments = comm->size == 1 ? 0 : (count + c->segment - 1) / c->segment;
+// Starts what has been filled in, with segments of `segment` elements; it is the caller's.
+static Status launch(CommCollective *c, int64_t segment) {
+  c->segment = segment > 0 ? segment : 1;
+  c->n_segments = c->comm->size == 1 ? 0 : (c->count + c->segment - 1) / c->segment;
   Status status = give_room(c);
   if (status != ST_OK) {
     collective_delete(c);
@@ -327,7 +336,53 @@ Status comm_all_reduce_start(Comm *comm, Pool *pool, void *data, int64_t count, 
   while (*at) at = &(*at)->next;
   *at = c;
   comm_collectives_advance();
+  return ST_OK;
+}
+
+static Status no_room(void) { return fail(ST_ENOMEM, "out of memory for a sum over ranks"); }
+
+Status comm_all_reduce_start(Comm *comm, Pool *pool, void *data, int64_t count, DType dtype,
+                             CommReduce how, CommCollective **out) {
+  CommCollective *c = collective_new(comm, pool);
+  if (!c) return no_room();
+  c->kind = ALL_REDUCE;
+  c->from = c->data = data;
+  c->count = count;
+  c->dtype = dtype;
+  c->how = how;
+  c->is_small = (size_t)count * dtype_size(dtype) <= SMALL;
+  TRY(launch(c, c->is_small ? count : SEGMENT / (int64_t)dtype_size(dtype)));
   *out = c;
+  return ST_OK;
+}
+
+Status comm_reduce_scatter_start(Comm *comm, Pool *pool, const void *in, void *out, int64_t count,
+                                 DType dtype, CommCollective **under_way) {
+  CommCollective *c = collective_new(comm, pool);
+  if (!c) return no_room();
+  c->kind = REDUCE_SCATTER;
+  c->from = in;
+  c->data = out;
+  c->count = count;
+  c->dtype = dtype;
+  c->how = REDUCE_SUM;
+  if (comm->size == 1 && count) memmove(out, in, (size_t)count * dtype_size(dtype));
+  TRY(launch(c, SEGMENT / (int64_t)dtype_size(dtype) / comm->size));
+  *under_way = c;
+  return ST_OK;
+}
+
+Status comm_all_gather_start(Comm *comm, Pool *pool, const void *in, void *out, size_t bytes,
+                             CommCollective **under_way) {
+  CommCollective *c = collective_new(comm, pool);
+  if (!c) return no_room();
+  c->kind = ALL_GATHER;
+  c->data = out;
+  c->count = (int64_t)bytes;
+  c->dtype = DT_U8;
+  if (bytes) memmove(c->data + (size_t)comm->rank * bytes, in, bytes);
+  TRY(launch(c, c->count));
+  *under_way = c;
   return ST_OK;
 }
 
@@ -394,45 +449,8 @@ Status comm_all_reduce(Comm *comm, void *data, int64_t count, DType dtype, CommR
   return comm_collective_wait(c, "a sum over ranks");
 }
 
-// Slice by slice, each in pieces: everyone's piece of slice j goes to rank j.
 Status comm_reduce_scatter(Comm *comm, const void *in, void *out, int64_t count, DType dtype) {
-  TRY(comm_collectives_drain(comm));
-  int n = comm->size, rank = comm->rank;
-  size_t size = dtype_size(dtype);
-  int64_t piece = SEGMENT / (int64_t)size / n;
-  if (piece < 1) piece = 1;
-  if (piece > count) piece = count;
-  const char *from = in;
-  const void **rows = malloc((size_t)n * sizeof *rows);
-  char *work = malloc((size_t)n * (size_t)piece * size + 1);
-  CommRequest **requests = calloc(2 * (size_t)n, sizeof *requests);
-  int *peers = calloc(2 * (size_t)n, sizeof *peers);
-  Status status = rows && work && requests && peers
-                      ? ST_OK
-                      : fail(ST_ENOMEM, "out of memory for a sum over ranks");
-  for (int64_t at = 0; status == ST_OK && at < count; at += piece) {
-    int64_t m = count - at < piece ? count - at : piece;
-    int under_way = 0;
-    for (int step = 0; status == ST_OK && step < 2 * n; step++) {
-      int peer = step < n ? (rank + n - step) % n : (rank + step - n) % n;
-      if (peer == rank) continue;
-      peers[under_way] = peer;
-      char *row = work + (size_t)peer * (size_t)piece * size;
-      status = step < n
-                   ? comm_recv(comm, peer, CHANNEL_GROUP, row, (size_t)m * size, NULL,
-                               &requests[under_way++])
-                   : comm_send(comm, peer, CHANNEL_GROUP, from + (size_t)(peer * count + at) * size,
-                               (size_t)m * size, NULL, &requests[under_way++]);
-      rows[peer] = row;
-    }
-    rows[rank] = from + (size_t)(rank * count + at) * size;
-    if (status == ST_OK)
-      status = comm_wait_all(comm, requests, peers, under_way, "a sum over ranks");
-    if (status == ST_OK) fold((char *)out + (size_t)at * size, rows, n, m, dtype, REDUCE_SUM);
-  }
-  free(peers);
-  free(requests);
-  free(work);
-  free(rows);
-  return status;
+  CommCollective *c;
+  TRY(comm_reduce_scatter_start(comm, NULL, in, out, count, dtype, &c));
+  return comm_collective_wait(c, "a sum over ranks");
 }

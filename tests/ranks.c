@@ -210,6 +210,38 @@ static void try_overlap(Comm *comm) {
   }
 }
 
+// A reduce_scatter and a gathering under way behind each other, moved on by polls.
+static void try_overlap_scatter(Comm *comm, int64_t count, DType dtype) {
+  size_t bytes = (size_t)count * dtype_size(dtype), n = (size_t)comm->size;
+  char *in = room(bytes * n), *out = room(bytes), *want = room(bytes);
+  char *all = room(bytes * n), *want_all = room(bytes * n), *before = room(bytes * n);
+  CommCollective *sum, *gathering;
+  fill(in, dtype, count * comm->size, world->rank);
+  memcpy(before, in, bytes * n);
+  expected(comm, want, dtype, count * comm->rank, count, REDUCE_SUM);
+  for (int r = 0; r < comm->size; r++)
+    fill(want_all + (size_t)r * bytes, dtype, count, comm->member[r]);
+  must(comm_reduce_scatter_start(comm, NULL, in, out, count, dtype, &sum));
+  must(comm_all_gather_start(comm, NULL, in, all, bytes, &gathering)); // this rank's first block
+  double since = clock_now();
+  bool done = false;
+  while (!done && clock_now() - since < 20) {
+    poll_run();
+    must(comm_collective_test(gathering, &done));
+  }
+  CHECK(done);
+  must(comm_collective_wait(sum, "a test"));
+  CHECK(memcmp(out, want, bytes) == 0 && out[bytes] == (char)0xa5);
+  CHECK(memcmp(all, want_all, bytes * n) == 0 && all[bytes * n] == (char)0xa5);
+  CHECK(memcmp(in, before, bytes * n) == 0);
+  free(in);
+  free(out);
+  free(want);
+  free(all);
+  free(want_all);
+  free(before);
+}
+
 // ---- groups ------------------------------------------------------------------------------------
 
 static void try_splits(void) {
@@ -517,6 +549,9 @@ int main(int argc, char **argv) {
   try_nan(world);
   claim("collectives give what one rank computes, bit for bit");
   try_overlap(world);
+  for (int i = 0; i < COUNTS; i++)
+    for (DType dtype = DT_F32; dtype <= DT_BF16; dtype++)
+      try_overlap_scatter(world, counts[i], dtype);
   claim("sums under way at once, moved on by polls");
   try_splits();
   claim("groups made in different orders do not mix");

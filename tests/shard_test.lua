@@ -140,6 +140,29 @@ check.test("shard: a part that does not fit is refused, and nothing changes", fu
   check.raises(function() core.shard(p) end, "values given for the part")
 end)
 
+check.test("shard: an allocation that fails leaves the parameter as it was; no leak", function()
+  local function live()
+    collectgarbage()
+    collectgarbage()
+    return core.memory().total.current
+  end
+  local before = live()
+  local whole, p = declare("f32", "normal"):tolist(), declare("f32", "normal")
+  p:tolist()
+  local done, n = false, 0
+  while not done do
+    n = n + 1
+    core.fail_at(n)
+    done = pcall(core.shard, p, GROUPS[0][1])
+    core.fail_at(0)
+    check.equal({p:tolist(), core.shard_of(p)},
+      done and {cut(whole, GROUPS[0][1]), GROUPS[0][1]} or {whole, nil})
+  end
+  check.ok(n > 2)
+  p = nil -- luacheck: ignore 311
+  check.equal(live(), before)
+end)
+
 check.test("fingerprints: those of the parts add up to that of the whole", function()
   for _, dtype in ipairs{"f32", "f64", "bf16"} do
     local whole = core.fingerprint(declare(dtype, "normal"))

@@ -249,6 +249,22 @@ static int read_tensor(lua_State *L) {
   return 1;
 }
 
+// file:describe(name) -> dtype, {dimensions}, without reading a value; the dtype as the file names
+// it where Rille has no such type. Nothing for a name that is not there.
+static int describe_tensor(lua_State *L) {
+  Rille *r = binding_of(L);
+  const char *name = string_check(L, r, 2, "describe: the name");
+  const SafetensorsEntry *entry = safetensors_find(file_of(L, r), name);
+  if (!entry) return 0;
+  lua_pushstring(L, entry->is_readable ? dtype_name(entry->dtype) : entry->dtype_name);
+  lua_createtable(L, entry->n_dims, 0);
+  for (int d = 0; d < entry->n_dims; d++) {
+    lua_pushinteger(L, entry->shape[d]);
+    lua_rawseti(L, -2, d + 1);
+  }
+  return 2;
+}
+
 // What is to be written, while Lua errors are still possible; freed by Lua.
 typedef struct WriteList {
   int64_t n, n_pairs;
@@ -256,6 +272,19 @@ typedef struct WriteList {
   Tensor **tensors;
   SafetensorsPair *pairs;
 } WriteList;
+
+// Reads {key = value} at 3, if it is there.
+static void read_metadata(lua_State *L, Rille *r, WriteList *list) {
+  if (!lua_istable(L, 3)) return;
+  for (lua_pushnil(L); lua_next(L, 3); lua_pop(L, 1)) list->n_pairs++;
+  list->pairs = lua_newuserdatauv(L, (size_t)list->n_pairs * sizeof *list->pairs + 1, 0);
+  int64_t i = 0;
+  for (lua_pushnil(L); lua_next(L, 3); lua_pop(L, 1)) {
+    if (lua_type(L, -2) != LUA_TSTRING || lua_type(L, -1) != LUA_TSTRING)
+      raise_value(L, r, "save: metadata maps strings to strings");
+    list->pairs[i++] = (SafetensorsPair){lua_tostring(L, -2), lua_tostring(L, -1)};
+  }
+}
 
 // Reads {{name, tensor}, ...} at 2 and {key = value} at 3; everything lives in Lua's memory.
 static WriteList read_list(lua_State *L, Rille *r) {
@@ -275,15 +304,38 @@ static WriteList read_list(lua_State *L, Rille *r) {
     list.specs[i] = (SafetensorsSpec){name, t->dtype, t->ndim, t->shape};
     lua_pop(L, 3);
   }
-  if (!lua_istable(L, 3)) return list;
-  for (lua_pushnil(L); lua_next(L, 3); lua_pop(L, 1)) list.n_pairs++;
-  list.pairs = lua_newuserdatauv(L, (size_t)list.n_pairs * sizeof *list.pairs + 1, 0);
-  int64_t i = 0;
-  for (lua_pushnil(L); lua_next(L, 3); lua_pop(L, 1)) {
-    if (lua_type(L, -2) != LUA_TSTRING || lua_type(L, -1) != LUA_TSTRING)
-      raise_value(L, r, "save: metadata maps strings to strings");
-    list.pairs[i++] = (SafetensorsPair){lua_tostring(L, -2), lua_tostring(L, -1)};
+  read_metadata(L, r, &list);
+  return list;
+}
+
+// Reads {{name, dtype, {dimensions}}, ...} at 2 and {key = value} at 3, as read_list does.
+static WriteList read_specs(lua_State *L, Rille *r) {
+  table_check(L, r, 2, "safetensors_writer: the tensors");
+  WriteList list = {.n = (int64_t)lua_rawlen(L, 2)};
+  list.specs = lua_newuserdatauv(L, (size_t)list.n * sizeof *list.specs + 1, 0);
+  int64_t(*shapes)[MAX_DIMS] = lua_newuserdatauv(L, (size_t)list.n * sizeof *shapes + 1, 0);
+  for (int64_t i = 0; i < list.n; i++) {
+    lua_rawgeti(L, 2, i + 1);
+    table_check(L, r, -1, "safetensors_writer: an entry");
+    lua_rawgeti(L, -1, 1);
+    lua_rawgeti(L, -2, 2);
+    lua_rawgeti(L, -3, 3);
+    SafetensorsSpec *spec = &list.specs[i];
+    spec->name = string_check(L, r, lua_gettop(L) - 2, "safetensors_writer: a name");
+    const char *dtype = string_check(L, r, lua_gettop(L) - 1, "safetensors_writer: a dtype");
+    check_status(L, r, dtype_from_name(&spec->dtype, dtype));
+    table_check(L, r, -1, "safetensors_writer: a shape");
+    lua_Unsigned n = lua_rawlen(L, -1);
+    if (n > MAX_DIMS)
+      raise_value(L, r, "safetensors_writer: at most %d dimensions are possible", MAX_DIMS);
+    for (spec->n_dims = 0; spec->n_dims < (int)n; spec->n_dims++, lua_pop(L, 1)) {
+      lua_rawgeti(L, -1, spec->n_dims + 1);
+      shapes[i][spec->n_dims] = integer_check(L, r, -1, "safetensors_writer: a dimension");
+    }
+    spec->shape = shapes[i];
+    lua_pop(L, 4);
   }
+  read_metadata(L, r, &list);
   return list;
 }
 
@@ -346,6 +398,81 @@ static int write_safetensors(lua_State *L) {
   return 0;
 }
 
+// ---- a safetensors file, one tensor after the other
+
+static const char TENSOR_WRITER[] = "rille.safetensors writer"; // a box with a SafetensorsWriter *
+
+// safetensors_writer(path, {{name, dtype, {dimensions}}, ...}, {key = value}) -> a writer. The file
+// appears with commit(); without it there is none.
+static int open_writer(lua_State *L) {
+  Rille *r = binding_of(L);
+  const char *path = string_check(L, r, 1, "safetensors_writer: path");
+  lua_settop(L, 3);
+  WriteList list = read_specs(L, r);
+  SafetensorsWriter **box = box_push(L, TENSOR_WRITER, sizeof *box);
+  check_status(
+      L, r, safetensors_writer_open(box, path, list.specs, list.n, list.pairs, list.n_pairs, NULL));
+  return 1;
+}
+
+static int abort_writer(lua_State *L) {
+  SafetensorsWriter **box = box_check(L, binding_of(L), 1, TENSOR_WRITER);
+  safetensors_abort(*box);
+  *box = NULL;
+  return 0;
+}
+
+static SafetensorsWriter **writer_of(lua_State *L, Rille *r) {
+  SafetensorsWriter **box = box_check(L, r, 1, TENSOR_WRITER);
+  if (!*box) raise_value(L, r, "the safetensors file is written or given up");
+  return box;
+}
+
+// Values that begin at index `at` of dimension `dim` of a whole that is `full` long there, its
+// other dimensions theirs. t: row-major.
+static Status write_part(SafetensorsWriter *writer, int64_t i, const Tensor *t, int dim, int64_t at,
+                         int64_t full) {
+  int64_t n_rows = 1, inner = (int64_t)dtype_size(t->dtype);
+  for (int d = 0; d < dim; d++) n_rows *= t->shape[d];
+  for (int d = dim + 1; d < t->ndim; d++) inner *= t->shape[d];
+  size_t bytes = (size_t)(t->shape[dim] * inner);
+  const char *data = tensor_data(t);
+  for (int64_t row = 0; row < n_rows; row++)
+    TRY(safetensors_write(writer, i, (row * full + at) * inner, data + (size_t)row * bytes, bytes));
+  return ST_OK;
+}
+
+// writer:write(i, tensor): the values of entry i (from 1); writer:write(i, tensor, dim, at, full):
+// of its part that begins at index `at` of a dimension that is `full` long.
+static int write_entry(lua_State *L) {
+  Rille *r = binding_of(L);
+  SafetensorsWriter *writer = *writer_of(L, r);
+  int64_t i = integer_check(L, r, 2, "write: the entry") - 1;
+  Tensor *t = tensor_check(L, r, 3, "write: the values");
+  if (t->param) check_status(L, r, param_place(r->ctx, t->param));
+  if (lua_isnoneornil(L, 4)) {
+    check_status(L, r, write_values(r, writer, i, t));
+    return 0;
+  }
+  int64_t dim = integer_check(L, r, 4, "write: the dimension");
+  int64_t at = integer_check(L, r, 5, "write: where the part begins");
+  int64_t full = integer_check(L, r, 6, "write: the whole's length");
+  check_status(L, r, tensor_alive(t));
+  if (tensor_is_meta(t) || !tensor_contiguous(t) || dim < 0 || dim >= t->ndim || at < 0 ||
+      at > full || t->shape[dim] > full - at)
+    raise_value(L, r, "write: row-major values of a part of the entry are wanted");
+  check_status(L, r, write_part(writer, i, t, (int)dim, at, full));
+  return 0;
+}
+
+static int commit_writer(lua_State *L) {
+  Rille *r = binding_of(L);
+  SafetensorsWriter **box = writer_of(L, r), *writer = *box;
+  *box = NULL;
+  check_status(L, r, safetensors_commit(writer));
+  return 0;
+}
+
 void files_bind(lua_State *L, Rille *r, int rille) {
   static const luaL_Reg functions[] = {
       {"json_encode", json_encode},
@@ -355,16 +482,26 @@ void files_bind(lua_State *L, Rille *r, int rille) {
       {"digest", digest},
       {"safetensors_open", open_safetensors},
       {"safetensors_write", write_safetensors},
+      {"safetensors_writer", open_writer},
       {NULL, NULL},
   };
   static const luaL_Reg methods[] = {
-      {"names", names}, {"metadata", metadata}, {"read", read_tensor}, {"close", close_safetensors},
+      {"names", names},      {"metadata", metadata},       {"describe", describe_tensor},
+      {"read", read_tensor}, {"close", close_safetensors}, {NULL, NULL},
+  };
+  static const luaL_Reg writer_methods[] = {
+      {"write", write_entry},
+      {"commit", commit_writer},
+      {"abort", abort_writer},
       {NULL, NULL},
   };
+  static const luaL_Reg tensor_writer_meta[] = {
+      {"__gc", abort_writer}, {"__close", abort_writer}, {NULL, NULL}};
   static const luaL_Reg file_meta[] = {{"__gc", close_safetensors}, {NULL, NULL}};
   static const luaL_Reg writer_meta[] = {{"__gc", writer_gc}, {NULL, NULL}};
   box_bind(L, r, SAFETENSORS, methods, file_meta);
   box_bind(L, r, WRITER, NULL, writer_meta);
+  box_bind(L, r, TENSOR_WRITER, writer_methods, tensor_writer_meta);
   lua_getfield(L, rille, "core");
   binding_register(L, r, functions);
   lua_pop(L, 1);

@@ -7,9 +7,15 @@
 --     checkpoint-00000010.safetensors.index.json
 --     checkpoint-00000010-5f3a90c1-00002-of-00004.safetensors     5f3a90c1: the save's own token
 --
--- The metadata has a JSON record of the run under the key "rille", under "rille.digests.<file>" a
--- digest of each tensor, and in files of several under "rille.save.<file>" the token, which the
--- index has too. checkpoint.json names the latest complete checkpoint, and those that are kept.
+-- Of a tensor that is cut over a tp group each rank writes its pieces (rille.pieces), one entry a
+-- piece: <name>#<where it begins in the whole>. What several ranks have alike one of them writes.
+--
+-- The metadata has a JSON record of the run under the key "rille", whose `format` is 2, or 3 where
+-- tensors are cut; under "rille.digests.<file>" a digest of each entry; under "rille.cut.<file>"
+-- {"<name>": {"dim": 0, "shape": [the whole's]}} for the pieces in the file; and in files of
+-- several under "rille.save.<file>" the token, which the index has too. The index's weight_map has
+-- an entry for every piece. checkpoint.json names the latest complete checkpoint, and those that
+-- are kept.
 --
 -- Invariants:
 --  1. All files appear by rename, and no save writes to the files of another before its own are
@@ -21,6 +27,7 @@ local core = rille.core
 local expect = require "rille.expect"
 local fail = require "rille.fail"
 local known = require "rille.known"
+local pieces = require "rille.pieces"
 
 local checkpoint = {}
 
@@ -41,42 +48,59 @@ function checkpoint.configure(trainer, spec)
   end
 end
 
--- The tensors of this rank: {name, tensor, is_mine}; is_mine says that this rank writes it. What
--- several ranks hold is shared out among replicas.
+-- The tensors of this rank: {name, tensor, is_mine =, cut =, shape = of the whole}; is_mine says
+-- that this rank writes it, or its part of it. What several ranks hold is shared out among them.
 local function all_tensors(trainer)
   local l, list = trainer.layout, {}
-  local replica, writes, params = l.mesh:at("dp"), {}, {}
+  local replica, params, by_name = l.mesh:at("dp"), {}, {}
+  local tp, tp_rank = l.tp and l.tp.size or 1, l.tp and l.tp.rank or 0
   for _, p in ipairs(l.params) do
-    writes[p.name] = p.owner == l.rank and p.index % l.dp == replica
+    local n, k = l.dp * tp, replica * tp + tp_rank
+    if p.cut then n, k = l.dp, replica end
+    by_name[p.name] = { is_mine = p.owner == l.rank and p.index % n == k, cut = p.cut,
+      shape = p.shape }
     if p.is_here then table.insert(params, { p.name, p.tensor }) end
   end
-  local function add(prefix, entries, is_mine)
+  local function add(prefix, entries, about)
     for _, entry in ipairs(entries) do
-      table.insert(list, { prefix .. entry[1], entry[2], is_mine = is_mine(entry) })
+      local of = about(entry)
+      table.insert(list, { prefix .. entry[1], entry[2], is_mine = of.is_mine, cut = of.cut,
+        shape = of.shape })
     end
   end
-  local function writes_parameter(entry) return writes[entry[1]] end
-  local function writes_state(entry) return writes[entry.of] end
-  add("model.", params, writes_parameter)
-  add("buffer.", trainer.pipeline:buffers(), function() return replica == 0 end)
-  add("optimizer.", trainer.optimizer:state(), writes_state)
+  add("model.", params, function(entry) return by_name[entry[1]] end)
+  add("buffer.", trainer.pipeline:buffers(), function(entry)
+    return { is_mine = replica == 0 and tp_rank == 0, shape = { entry[2]:shape() } }
+  end)
+  add("optimizer.", trainer.optimizer:state(), function(entry) return by_name[entry.of] end)
   return list
 end
 
+local function tp_rank_of(trainer) return trainer.layout.tp and trainer.layout.tp.rank or 0 end
+
 -- 64 bits over a tensor's bytes: what a damaged file does not have.
-local function digest_of(tensor) return ("%016x"):format(core.digest(tensor, 0)) end
+local function digest_of(tensor)
+  return ("%016x"):format(core.digest(rille.no_grad(function() return tensor:contiguous() end), 0))
+end
+
+local FORMAT <const>, FORMAT_WHOLE <const> = 3, 2 -- where tensors are cut, and where none is
 
 local function record_of(trainer)
+  local format = FORMAT_WHOLE
+  for _, p in ipairs(trainer.layout.params) do
+    if p.cut then format = FORMAT end
+  end
   return {
-    format = 2, step = trainer.step_count, samples_seen = trainer.samples_seen,
+    format = format, step = trainer.step_count, samples_seen = trainer.samples_seen,
     random = rille.random_state(), optimizer = trainer.optimizer.name,
     optimizer_steps = trainer.optimizer.steps_done, fingerprint = trainer:fingerprint(),
   }
 end
 
--- Runs f, which must not communicate, on every rank. Where it fails on one it fails on all: the
--- words of the failure, or nil and what f gives.
-local function together(all, f, ...)
+--- Runs f, which must not communicate, on every rank. Where it fails on one it fails on all: the
+--- words of the failure, or nil and what f gives.
+---@return string? words
+function checkpoint.together(all, f, ...)
   local is_good, result = pcall(f, ...)
   local mine = is_good and "" or tostring(result)
   if all:size() == 1 then return not is_good and mine or nil, result end
@@ -132,17 +156,21 @@ end
 
 -- This rank's file, number `number`. Returns the names in it.
 local function write_file(path, trainer, record, number, token)
-  local entries, digests, names = {}, {}, {}
+  local entries, digests, names, cuts = {}, {}, {}, {}
   for _, entry in ipairs(all_tensors(trainer)) do
-    if entry.is_mine then
-      table.insert(entries, { entry[1], entry[2] })
-      table.insert(names, entry[1])
-      digests[entry[1]] = digest_of(entry[2])
+    local name, tensor, cut = entry[1], entry[2], entry.cut
+    local mine = entry.is_mine and pieces.of(name, tensor, cut, tp_rank_of(trainer)) or {}
+    for _, piece in ipairs(mine) do
+      table.insert(entries, piece)
+      table.insert(names, piece[1])
+      digests[piece[1]] = digest_of(piece[2])
+      cuts[name] = cut and { dim = cut.dim, shape = entry.shape }
     end
   end
   if #entries == 0 then return names end
   local metadata = { rille = core.json_encode(record),
     ["rille.digests." .. number] = core.json_encode(digests) }
+  if next(cuts) then metadata["rille.cut." .. number] = core.json_encode(cuts) end
   if token then metadata["rille.save." .. number] = token end
   rille.save(path, entries, metadata)
   return names
@@ -164,7 +192,7 @@ local function write_shards(path, trainer, record)
   local base, n, rank = path:gsub("%.safetensors$", ""), all:size(), all:rank()
   local token = all:all_gather(rank == 0 and new_token(base, n) or "")[1]
   local mine = shard_path(base, token, rank, n)
-  local words, names = together(all, write_file, mine, trainer, record, rank + 1, token)
+  local words, names = checkpoint.together(all, write_file, mine, trainer, record, rank + 1, token)
   if words then
     os.remove(mine)
     return nil, words
@@ -180,7 +208,7 @@ end
 -- The same for one rank: its file is the checkpoint.
 local function write_whole(path, trainer, record)
   local was_there = core.stat(path)
-  local words = together(trainer.layout.mesh:all(), write_file, path, trainer, record, 1)
+  local words = checkpoint.together(trainer.layout.mesh:all(), write_file, path, trainer, record, 1)
   if not words then return { path = path, mine = path, was_there = was_there } end
   if not was_there then os.remove(path) end
   return nil, words
@@ -227,7 +255,7 @@ end
 local function publish(trainer, save, step, own)
   local all = trainer.layout.mesh:all()
   local is_first = all:rank() == 0
-  local words = together(all, function()
+  local words = checkpoint.together(all, function()
     if is_first and save.token then write_index(save) end
     if is_first and own then write_pointer(trainer, save, step) end
   end)
@@ -286,20 +314,31 @@ end
 
 local function read_record(path, metadata)
   local ok, record = pcall(core.json_decode, metadata.rille or "")
-  if not ok or type(record) ~= "table" or record.format ~= 2 then
+  if not ok or type(record) ~= "table" or record.format ~= FORMAT and
+    record.format ~= FORMAT_WHOLE then
     fail("%s has no trainer record%s\n  hint: model:load_state_dict reads plain weights", path,
-      ok and type(record) == "table" and (" of format 2 but of format %s: another version of Rille "
-        .. "wrote it"):format(record.format) or ": it is no checkpoint of a trainer")
+      ok and type(record) == "table" and (" of format %d or %d but of format %s: another version "
+        .. "of Rille wrote it"):format(FORMAT_WHOLE, FORMAT, record.format)
+      or ": it is no checkpoint of a trainer")
   end
   return record
 end
 
--- The digests of all tensors by name.
-local function read_digests(metadata)
+-- What the files say of their entries under "rille.<what>.<file>", as one table by name.
+local function read_tables(path, metadata, what)
   local all = {}
   for key, text in pairs(metadata) do
-    if key:find("^rille%.digests%.") then
-      for name, digest in pairs(core.json_decode(text)) do all[name] = digest end
+    if key:find("^rille%." .. what .. "%.") then
+      local ok, part = pcall(core.json_decode, text)
+      if not ok or type(part) ~= "table" then
+        fail("%s is damaged: its metadata %s are no JSON object", path, key)
+      end
+      for name, value in pairs(part) do
+        if all[name] and core.json_encode { all[name] } ~= core.json_encode { value } then
+          fail("%s is damaged: its files say different things of %s", path, name)
+        end
+        all[name] = value
+      end
     end
   end
   return all
@@ -334,37 +373,49 @@ local function check_parts(path, metadata)
   end
 end
 
--- This rank's tensors beside the file's: targets, values, and the values by name. Fails with all
--- that does not fit.
-local function match(trainer, path, file)
-  local problems, targets, values, there, by_name = {}, {}, {}, {}, {}
-  for _, name in ipairs(file:names()) do there[name] = true end
-  local digests = read_digests(file:metadata())
-  for _, entry in ipairs(all_tensors(trainer)) do
-    local name, target = entry[1], entry[2]
-    local value = there[name] and file:read(name)
-    local want = table.concat({ target:shape() }, ", ")
-    local have = value and table.concat({ value:shape() }, ", ")
-    if want == have and value:dtype() == target:dtype() then
-      if digest_of(value) ~= digests[name] then
-        fail("%s is damaged: the values of %s do not have the digest that was written with them",
-          path, name)
-      end
-      table.insert(targets, target)
-      table.insert(values, value)
-      by_name[name] = value
-    else
-      table.insert(problems, ("  %s %s[%s] %s"):format(name, target:dtype(), want,
-        value and ("is %s[%s] in the file"):format(value:dtype(), have) or "is missing"))
+-- Fails with all that does not fit this run, of what is stored.
+local function check_fit(trainer, path, tensors, stored)
+  local problems, known_names = {}, all_names(trainer)
+  for _, entry in ipairs(tensors) do
+    local there, dtype = stored[entry[1]], entry[2]:dtype()
+    local want = table.concat(entry.shape, ", ")
+    local have = there and table.concat(there.shape, ", ")
+    if want ~= have or there.dtype ~= dtype then
+      table.insert(problems, ("  %s %s[%s] %s"):format(entry[1], dtype, want,
+        there and ("is %s[%s] in the file"):format(there.dtype, have) or "is missing"))
     end
   end
-  local known_names = all_names(trainer)
-  for name in pairs(there) do
+  for name in pairs(stored) do
     if not known_names[name] then table.insert(problems, "  " .. name .. " is not in this run") end
   end
   if #problems > 0 then
     table.sort(problems)
     fail("%s does not fit this run:\n%s", path, table.concat(problems, "\n"))
+  end
+end
+
+-- This rank's tensors beside the file's: targets, values, and the values by name.
+local function match(trainer, path, file)
+  local targets, values, by_name = {}, {}, {}
+  local tensors, metadata = all_tensors(trainer), file:metadata()
+  local stored = pieces.stored(path, file, read_tables(path, metadata, "cut"))
+  local digests = read_tables(path, metadata, "digests")
+  local function value_of(name)
+    local value = file:read(name)
+    if digest_of(value) ~= digests[name] then
+      fail("%s is damaged: the values of %s do not have the digest that was written with them",
+        path, name)
+    end
+    return value
+  end
+  check_fit(trainer, path, tensors, stored)
+  for _, entry in ipairs(tensors) do
+    local name, target = entry[1], entry[2]
+    local value = rille.no_grad(pieces.assemble, stored[name], value_of, { target:shape() },
+      entry.cut, tp_rank_of(trainer))
+    table.insert(targets, target)
+    table.insert(values, value)
+    by_name[name] = value
   end
   return targets, values, by_name
 end
@@ -384,7 +435,7 @@ local function read(trainer, path)
   local by_name
   found.targets, found.values, by_name = match(trainer, path, file)
   for _, p in ipairs(l.params) do
-    if p.owner == l.rank then
+    if p.owner == l.rank and (p.cut or l:is_first_of_tp()) then
       found.print = found.print + core.fingerprint(p.tensor, by_name["model." .. p.name])
     end
   end
@@ -434,7 +485,7 @@ function checkpoint.resume(trainer, path)
   expect("Trainer:resume", "path", path, "path")
   local optimizer = trainer.optimizer
   local steps_done = optimizer.steps_done
-  local words, found = together(trainer.layout.mesh:all(), read, trainer, path)
+  local words, found = checkpoint.together(trainer.layout.mesh:all(), read, trainer, path)
   words = words or check_fingerprint(trainer, found)
   if words then
     optimizer.steps_done = steps_done

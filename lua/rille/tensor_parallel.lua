@@ -125,7 +125,9 @@ function tensor_parallel.shard(cut, rank)
   return { dim = cut.dim, full = cut.full, size = cut.size, runs = cut.runs(rank) }
 end
 
-local function each_run(cut, rank, fn)
+--- Calls fn(here, there, n, is_counted) for each run of a rank's part: n entries from `here` on in
+--- the part, from `there` on in the whole.
+function tensor_parallel.each_run(cut, rank, fn)
   local at = 0
   for _, run in ipairs(cut.runs(rank)) do
     if run[2] > 0 then fn(at, run[1], run[2], run[3]) end
@@ -136,7 +138,7 @@ end
 --- Copies a rank's part out of a whole tensor; padding is left as it is.
 function tensor_parallel.take(cut, rank, whole, part)
   rille.no_grad(function()
-    each_run(cut, rank, function(here, there, n)
+    tensor_parallel.each_run(cut, rank, function(here, there, n)
       part:slice(cut.dim, here, here + n):copy_(whole:slice(cut.dim, there, there + n))
     end)
   end)
@@ -145,7 +147,7 @@ end
 --- Copies a rank's part into its place in a whole tensor.
 function tensor_parallel.put(cut, rank, part, whole)
   rille.no_grad(function()
-    each_run(cut, rank, function(here, there, n)
+    tensor_parallel.each_run(cut, rank, function(here, there, n)
       whole:slice(cut.dim, there, there + n):copy_(part:slice(cut.dim, here, here + n))
     end)
   end)

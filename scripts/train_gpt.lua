@@ -39,6 +39,7 @@ local o = rille.options {
   { "log", 10, "steps between progress lines", min = 0 },
   { "timeline", nil, "an SVG of the last step: the schedule's promise above what was measured",
     type = "string" },
+  { "export", nil, "write the whole model to one safetensors file at the end", type = "string" },
   { "seed", 0, "of weights, dropout, data order" },
   parallel = true,
 }
@@ -67,6 +68,7 @@ if o.sample > 0 then write(0) end
 
 local has_timeline = o.timeline and trainer:check_timeline(o.timeline)
 if o.timeline and not has_timeline then print "no pipeline, no timeline" end
+if o.export then trainer:check_export(o.export) end
 
 if o.resume then print(("resumed at step %d"):format(trainer:resume(o.resume))) end
 print(("GPT (%s): %d blocks, d %d, %d heads, %.1f M parameters; %d samples of %d bytes a step")
@@ -80,6 +82,7 @@ for step, batch in trainer:steps(data.train, o.steps) do
   end
 end
 if o.out then trainer:save() end
+if o.export then trainer:export(o.export) end
 if has_timeline then print(trainer:timeline(o.timeline) or "no timeline: no step was run") end
 
 if o.sample > 0 then print("\n" .. write(o.sample)) end

@@ -135,6 +135,32 @@ ok 'train_gpt: a timeline that cannot be written is refused at the start' $?
 "$rille" "$gpt" $small --timeline x.svg >out 2>&1 && [ "$(grep -n '^no pipeline, no timeline' out | cut -d: -f1)" = 1 ]
 ok 'train_gpt: no pipeline, no timeline, said first' $?
 
+here=$OLDPWD
+mkdir state && (cd "$here" && timeout 60 "$rille" -n 4 tests/state_ranks.lua "$work/state") >out 2>&1
+ok "checkpoints and exports of layouts that cut parameters ($(tail -n 1 out))" $?
+text="--text text --layers 2 --heads 2 --d 16 --T 8 --steps 1 --sample 0 --eval-batches 1 --log 0"
+# shellcheck disable=SC2086
+"$rille" -n 4 "$gpt" $text --tp 2 --pp 2 --export four.safetensors >out 2>&1 &&
+  "$rille" "$gpt" $text --export one.safetensors >>out 2>&1
+cat >same.lua <<'LUA'
+local rille = require "rille"
+local a, b = rille.load "four.safetensors", rille.load "one.safetensors"
+for name, x in pairs(a) do assert((x - b[name]):abs():max():item() < 1e-5, name) b[name] = nil end
+assert(next(a) and not next(b))
+LUA
+"$rille" same.lua >>out 2>&1
+ok 'train_gpt --export: the same file from four ranks and from one' $?
+for nth in 1 2 9 20 40; do
+  # shellcheck disable=SC2086
+  RILLE_FAULT_WRITE="full.safetensors:$nth" "$rille" -n 4 "$gpt" $text --tp 2 --export full.safetensors >out 2>&1
+  [ $? -eq 1 ] && grep -q 'No space left' out && ! ls full.safetensors* >/dev/null 2>&1 || break
+done && [ "$nth" -eq 40 ]
+ok 'an export to a full disk: fails on all ranks, and leaves nothing' $?
+# shellcheck disable=SC2086
+"$rille" "$gpt" $small --export nowhere/x >out 2>&1
+[ $? -eq 2 ] && grep -q 'the export cannot be written to nowhere/x' out && ! grep -q '^step 1' out
+ok 'train_gpt: an export that cannot be written is refused at the start' $?
+
 "$rille" "$script" --memory >out 2>&1 && whole=$(value limit)
 "$rille" -n 4 "$script" --memory >out 2>&1 && share=$(value limit)
 [ "$whole" -gt 0 ] && [ "$share" -eq "$((whole / 4))" ]

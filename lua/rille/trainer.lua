@@ -6,6 +6,7 @@ local pipeline = require "rille.pipeline"
 local added = require "rille.added"
 local checkpoint = require "rille.checkpoint"
 local expect = require "rille.expect"
+local export = require "rille.export"
 local fail = require "rille.fail"
 local targets = require "rille.targets"
 local trainer_options = require "rille.trainer_options"
@@ -377,22 +378,32 @@ function Trainer:steps(loader, n)
   return next_step, nil, nil, closing
 end
 
+-- A usage error on rank 0 where no file can be made at `path`.
+local function check_path(self, what, path)
+  if self.layout.mesh:all():rank() > 0 then return end
+  local there, folder = core.stat(path), path:match("^(.*/)[^/]*$") or "./"
+  local probe = ("%s.%s-%x"):format(folder, what, core.clock() * 1e9 // 1 | 0)
+  local file, why = io.open(probe, "w")
+  if file then file:close() os.remove(probe) end
+  if there and there.is_directory then file, why = nil, "it is a directory" end
+  if not file then
+    fail.usage("the %s cannot be written to %s: %s", what, path, (why:gsub("^.*: ", "")))
+  end
+end
+
 --- Says before a training whether timeline(path) will have something to write, and can: false
 --- without a pipeline; a usage error where no file can be made at `path`.
 ---@return boolean
 function Trainer:check_timeline(path)
   expect("Trainer:check_timeline", "path", path, "path")
-  if self.layout.mesh:all():rank() == 0 then
-    local there, folder = core.stat(path), path:match("^(.*/)[^/]*$") or "./"
-    local probe = ("%s.timeline-%x"):format(folder, core.clock() * 1e9 // 1 | 0)
-    local file, why = io.open(probe, "w")
-    if file then file:close() os.remove(probe) end
-    if there and there.is_directory then file, why = nil, "it is a directory" end
-    if not file then
-      fail.usage("the timeline cannot be written to %s: %s", path, (why:gsub("^.*: ", "")))
-    end
-  end
+  check_path(self, "timeline", path)
   return self.layout.pp > 1
+end
+
+--- Says before a training whether export(path) can write: a usage error where no file can be made.
+function Trainer:check_export(path)
+  expect("Trainer:check_export", "path", path, "path")
+  check_path(self, "export", path)
 end
 
 --- Writes an SVG of the latest step: what its pipeline schedule promises above what was measured.
@@ -417,6 +428,11 @@ function Trainer:save(path) return checkpoint.save(self, path) end
 --- Goes on from a checkpoint: a file, or a directory with checkpoint.json. The next step follows
 --- the saved one.
 function Trainer:resume(path) return checkpoint.resume(self, path) end
+
+--- Writes the whole model, parameters and buffers, to one safetensors file, which
+--- model:load_state_dict reads in one process, and others' programs too. Every rank calls it; none
+--- has more than one parameter beside its own at a time.
+function Trainer:export(path) return export.write(self, path) end
 
 --- Prints a line without breaking the progress line.
 function Trainer:say(...)

@@ -92,6 +92,48 @@ parameters but for those after step 2' \
   "$rille" verify "$work/loop.lua" --a 'pp=1' --b 'pp=2' --count 2
 says 'a loop over a Pipeline with other replicas' 0 'equal to rounding: 3 steps, 12 gradients' \
   "$rille" verify "$work/loop.lua" --a 'pp=1' --b 'dp=2'
+tiny="--text $work/text.md --layers 2 --heads 4 --kv-heads 2 --d 16 --T 8 --global 4 --micro 2 --sample 0
+  --eval-every 0 --eval-batches 1"
+# shellcheck disable=SC2086
+{
+  says 'tp 2 with pp 2 against one process: equal to rounding' 0 'equal to rounding: 3 steps, 84 gradients and the losses compared
+step 1: gradients differ by at most .*allowed 1e-06
+tp ranks add in another order' \
+    "$rille" verify scripts/train_gpt.lua --a 'pp=1' --b 'tp=2 pp=2' $tiny
+  says 'tp 4, kv heads that two ranks have, sequence parallel, against tp 2 and replicas' 0 'equal to rounding: 2 steps, 32 gradients and the losses compared
+replicas and tp ranks add' \
+    "$rille" verify scripts/train_gpt.lua --a 'tp=2 dp=2' --b 'tp=4 sequence_parallel=true' --steps 2 \
+    --style llama $tiny
+  says 'tp 2 on both sides, sequence parallel on one: to rounding' 0 'equal to rounding: 2 steps
+tp ranks add' \
+    "$rille" verify scripts/train_gpt.lua --a 'tp=2' --b 'tp=2 sequence_parallel=true' --steps 2 $tiny
+  says 'tp 2 and tp 2 with pp 2: equal bit for bit, each rank its parts' 0 'equal bit for bit: 2 steps' \
+    "$rille" verify scripts/train_gpt.lua --a 'tp=2' --b 'tp=2 pp=2 pipeline=zbv' --steps 2 $tiny
+}
+cat >"$work/cut.lua" <<'LUA'
+local rille = require "rille"
+local nn = rille.nn
+local o = rille.options { { "wrong", "", "which layer is wrong on tp rank 1 of a pipeline of two" } }
+print(arg[0])
+local model = nn.Sequential { nn.Linear { 6, 8, tp = "column" }, nn.Linear { 8, 6, tp = "row" },
+  nn.Linear { 6, 6 } }
+local trainer = rille.Trainer { model = model, loss = nn.mse, seed = 1, log = 0,
+  optimizer = { "sgd", lr = 0.1 }, batch = { global = 4, micro = 2 } }
+local l = trainer.layout
+if o.wrong ~= "" and l.tp and l.tp.rank == 1 and l.pp > 1 then
+  local p = model:get(o.wrong).weight
+  if rille.core.is_placed(p) then rille.no_grad(function() p:mul_(1.25) end) end
+end
+local data = rille.data.batch { rille.randn(4, 6), rille.randn(4, 6) }
+for _ = 1, 5 do trainer:step(data) end
+LUA
+says 'a wrong part of tp rank 1: it is named' 1 'NOT equal
+step 1, microbatch from sample 0, unit 0: what 0 \(tp rank 1\) gives differs
+tp=2 pp=2: 0F0 on rank' \
+  "$rille" verify "$work/cut.lua" --a 'tp=2' --b 'tp=2 pp=2' --wrong 0
+says 'the same, to rounding' 1 'NOT equal to rounding
+step 1: .*NOT equal$' \
+  "$rille" verify "$work/cut.lua" --a 'pp=1' --b 'tp=2 pp=2' --wrong 0
 for b in pp dp; do
   says "no step: nothing can be compared, $b" 1 'nothing can be compared' \
     "$rille" verify "$work/loop.lua" --a 'pp=1' --b "$b=2" --count 0

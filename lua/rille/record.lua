@@ -12,14 +12,18 @@
 --     step L 0 0 loss value -               the loss; and the gradient's norm
 --
 -- The tensor of one line can be asked for: it goes to folder/tensor.safetensors; and "grads", all
--- gradients of each step, reduced, to folder/grads-STEP-N.safetensors, under the weights' dtype and
--- name.
+-- gradients of each step, reduced and whole, to folder/grads-STEP-N.safetensors, under the weights'
+-- dtype and name.
+--
+-- On a tp group names end in " (tp rank N)", since a rank has parts; but for parameters that all of
+-- its ranks have whole, with the same gradient: rank 0 writes their lines.
 --
 -- A Trainer's parameters are read after each update. A loop over a Pipeline updates them itself:
 -- they are read when its next step begins, so those after its last step are not there.
 local rille = require "rille"
 local core = rille.core
 local fail = require "rille.fail"
+local tensor_parallel = require "rille.tensor_parallel"
 
 local record = {}
 
@@ -95,16 +99,26 @@ function record.new(layout)
   local rank = layout.mesh:all():rank()
   local self = setmetatable({ folder = folder, steps = steps, tensor = tensor, layout = layout,
     rank = rank, file = assert(io.open(("%s/rank-%d.txt"):format(folder, rank), "w")) }, Recorder)
-  self.used = {} -- by stage: {unit, name, tensor}
+  local params = {}
+  for _, p in ipairs(layout.params) do params[p.name] = p end
+  self.used = {} -- by stage: {unit, name, tensor, param = of the layout}
   for _, stage in ipairs(layout.local_stages) do
     self.used[stage] = {}
     for u = layout.first_unit[stage], layout.last_unit[stage] do
       for _, entry in ipairs(layout.units[u]:used_parameters()) do
-        table.insert(self.used[stage], { unit = u - 1, name = entry[1], tensor = entry[2] })
+        table.insert(self.used[stage], { unit = u - 1, name = entry[1], tensor = entry[2],
+          param = params[entry[1]] })
       end
     end
   end
   return self
+end
+
+-- What a name gets behind it on a tp group; nil where another rank writes the line.
+local function suffix(self, is_alike)
+  local tp = self.layout.tp
+  if not tp or is_alike and tp.rank == 0 then return "" end
+  return not is_alike and (" (tp rank %d)"):format(tp.rank) or nil
 end
 
 local function line(self, key, tensor, action, digest)
@@ -123,8 +137,8 @@ function Recorder:unit(stage, mb, at, unit, values)
   for i = 1, values.n do
     if rille.is_tensor(values[i]) then
       local path = self.layout.units[unit + 1]._path
-      line(self, ("%d F %d %d %s%s"):format(place.step, at, unit, path == "" and "model" or path,
-        i > 1 and "#" .. i or ""), values[i], ("%dF%d"):format(stage, mb))
+      line(self, ("%d F %d %d %s%s%s"):format(place.step, at, unit, path == "" and "model" or path,
+        i > 1 and "#" .. i or "", suffix(self, false)), values[i], ("%dF%d"):format(stage, mb))
     end
   end
 end
@@ -136,20 +150,33 @@ function Recorder:gradients(stage, mb, at, kind)
   for _, used in ipairs(self.used[stage]) do
     local grad = core.unit_grad(used.tensor, used.unit)
     local digest = grad and core.digest(grad, 0)
-    if grad and digest ~= used.digest then
+    local behind = suffix(self, not used.param.cut and not used.param.is_partial)
+    if grad and behind and digest ~= used.digest then
       used.digest = digest
-      line(self, ("%d G %d %d %s"):format(core.place().step, at, used.unit, used.name), grad,
-        ("%d%s%d"):format(stage, kind, mb), digest)
+      line(self, ("%d G %d %d %s%s"):format(core.place().step, at, used.unit, used.name, behind),
+        grad, ("%d%s%d"):format(stage, kind, mb), digest)
     end
   end
 end
 
---- A step's gradients are complete, over microbatches and replicas.
+-- The whole gradient of a parameter on the first rank of a tp group, all of whose ranks call this
+-- alike; nil elsewhere and where there is none.
+local function whole_grad(self, p)
+  local tp, grad = self.layout.tp, p.tensor:grad()
+  if tp and p.cut then
+    local has_any = table.concat(tp.group:all_gather(grad and "1" or "")) ~= ""
+    grad = has_any and tensor_parallel.gather(tp.group, p.cut,
+      grad or rille.zeros { p.tensor:shape() }, p.shape)
+  end
+  return self.layout:is_first_of_tp() and grad or nil
+end
+
+--- A step's gradients are complete, over microbatches, tp ranks and replicas.
 function Recorder:reduced()
-  if self.tensor ~= "grads" then return end
+  if self.tensor ~= "grads" or self.layout.mesh:at("dp") > 0 then return end
   local list = {}
   for _, p in ipairs(self.layout.params) do
-    local grad = p.owner == self.layout.rank and self.layout.mesh:at("dp") == 0 and p.tensor:grad()
+    local grad = p.owner == self.layout.rank and whole_grad(self, p)
     if grad then table.insert(list, { p.tensor:dtype() .. " " .. p.name, grad }) end
   end
   if #list > 0 then
@@ -172,8 +199,9 @@ end
 function Recorder:updated(step)
   if step == 0 then return end
   for _, p in ipairs(self.layout.params) do
-    if p.owner == self.layout.rank and self.layout.mesh:at("dp") == 0 then
-      line(self, ("%d P 0 0 %s"):format(step, p.name), p.tensor, "STEP")
+    local behind = suffix(self, not p.cut)
+    if behind and p.owner == self.layout.rank and self.layout.mesh:at("dp") == 0 then
+      line(self, ("%d P 0 0 %s%s"):format(step, p.name, behind), p.tensor, "STEP")
     end
   end
   self.file:flush()

@@ -1,9 +1,9 @@
 -- verify - `rille verify script.lua --a "pp=1" --b "pp=4 pipeline=zbv"`: runs a script under two
 -- layouts and says whether they compute the same, bit for bit, or what differs first.
 --
--- Layouts with the same number of replicas are compared by digests (rille.record). Where they
--- differ, sums over the batch are taken in another order: then each step's gradients are compared,
--- |a - b| against the model's largest gradient, and the losses.
+-- Layouts with the same number of replicas and the same tp are compared by digests (rille.record).
+-- Where they differ, sums over the batch or over features are taken in another order: then each
+-- step's whole gradients are compared, |a - b| against the model's largest one, and the losses.
 local rille = require "rille"
 local record = require "rille.record"
 
@@ -16,7 +16,8 @@ rille verify script.lua --a LAYOUT --b LAYOUT [--steps 3] [the script's options]
 Runs the script under two layouts, such as "pp=1" and "pp=4 pipeline=zbv", for a few steps, and
 says whether losses, parameters, gradients and what every unit gives are equal bit for bit, or
 which step, microbatch, action and parameter differ first, with both values. With another number of
-replicas the losses and gradients of every step are compared to rounding.
+replicas, another tp or sequence_parallel on one side alone, the losses and the whole gradients of
+every step are compared to rounding.
 ]]
 
 local folders = {} -- of runs, until the end
@@ -62,6 +63,19 @@ local function parse(args)
 end
 
 local function replicas(layout) return record.parse_layout(layout).dp or 1 end
+
+-- Who adds in another order under the one layout than under the other; nil: nobody.
+local function who_adds_otherwise(a, b)
+  local function tp_of(layout)
+    local parallel = record.parse_layout(layout)
+    local tp = parallel.tp or 1
+    return tp > 1 and parallel.sequence_parallel and -tp or tp
+  end
+  local who = {}
+  if replicas(a) ~= replicas(b) then table.insert(who, "replicas") end
+  if tp_of(a) ~= tp_of(b) then table.insert(who, "tp ranks") end
+  return who[1] and table.concat(who, " and ")
+end
 
 local function quote(word) return "'" .. word:gsub("'", "'\\''") .. "'" end
 
@@ -207,7 +221,7 @@ local function compared(result)
   return table.concat(list, ", ")
 end
 
--- ---- to rounding, where replicas differ
+-- ---- to rounding, where replicas or tp differ
 
 -- |a - b| allowed, as a share of the model's largest gradient, in the first step; and in the
 -- later ones, each time the number of updates before: weights have moved apart by then, under AdamW
@@ -264,7 +278,7 @@ local function loss_of(result, step)
   return tonumber(result.lines[step .. " L 0 0 loss"].digest)
 end
 
-local function compare_rounded(o, a, b)
+local function compare_rounded(o, a, b, who)
   local good, words, n = true, {}, 0
   local steps = math.min(a.steps, b.steps)
   if a.steps ~= b.steps then
@@ -287,7 +301,7 @@ local function compare_rounded(o, a, b)
   clean()
   io.stdout:write(good and "equal" or "NOT equal", (" to rounding: %s, %d gradients and the losses "
     .. "compared\n"):format(count_steps(o, a), n), table.concat(words),
-    "    replicas add in another order: bits are not expected to be equal\n")
+    ("    %s add in another order: bits are not expected to be equal\n"):format(who))
   rille.exit(good and 0 or EXIT_DIFFERENT)
 end
 
@@ -295,10 +309,10 @@ end
 ---@param args string[]
 function verify.main(args)
   local o = parse(args)
-  local is_rounded = replicas(o.a) ~= replicas(o.b)
-  local tensor = is_rounded and "grads" or nil
+  local who = who_adds_otherwise(o.a, o.b)
+  local tensor = who and "grads" or nil
   local a, b = must_run(o, o.a, tensor), must_run(o, o.b, tensor)
-  if is_rounded then return compare_rounded(o, a, b) end
+  if who then return compare_rounded(o, a, b, who) end
   local key = first_difference(a, b)
   local words = key and describe(o, a, b, key)
   clean()

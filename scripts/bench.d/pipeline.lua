@@ -38,19 +38,19 @@ local makers = {}
 function makers.pp()
   local trainer = trainer_of(gpt(o), nn.cross_entropy, B, B // M, { pp = ranks })
   local x, y = ids_of(B)
-  return function() return trainer:step { x, y }.loss end
+  return function() return trainer:step { x, y }.loss end, trainer.pipeline
 end
 
 function makers.dp()
   local trainer = trainer_of(gpt(o), nn.cross_entropy, B, B // ranks, { dp = ranks })
   local x, y = ids_of(B)
-  return function() return trainer:step { x, y }.loss end
+  return function() return trainer:step { x, y }.loss end, trainer.pipeline
 end
 
 function makers.tp()
   local trainer = trainer_of(gpt(o), nn.cross_entropy, B, B, { tp = ranks })
   local x, y = ids_of(B)
-  return function() return trainer:step { x, y }.loss end
+  return function() return trainer:step { x, y }.loss end, trainer.pipeline
 end
 
 -- The rank's share of the units, fed with what it would get; the end of a first half is a product
@@ -84,8 +84,19 @@ local function answer(line)
   end
 end
 
-local run = makers[what]()
+local run, pipe = makers[what]()
 run()
+
+-- Of the seconds that "run" measured, the share in which this rank communicated or had something
+-- under way, and the share in which it did nothing but wait.
+local total, axis = 0.0, pipe and next(pipe:communication())
+local at_first = axis and pipe:communication()[axis]
+local function shares()
+  local now = pipe:communication()[axis]
+  return (" busy=%.4f waited=%.4f"):format((now.busy - at_first.busy) / total,
+    (now.waited - at_first.waited) / total)
+end
+
 answer("ready version=" .. rille.version)
 while true do
   local line = world:broadcast(rank == 0 and (io.read("l") or "") or nil, 0)
@@ -98,11 +109,13 @@ while true do
       local start = core.clock()
       run()
       world:barrier()
-      seconds[i] = ("%.9f"):format(core.clock() - start)
+      local took = core.clock() - start
+      seconds[i], total = ("%.9f"):format(took), total + took
       collectgarbage()
     end
     answer(table.concat(seconds, " "))
   else
-    answer(line == "stats" and "ranks=" .. ranks or "unknown " .. line)
+    local words = "ranks=" .. ranks .. (axis and total > 0 and shares() or "")
+    answer(line == "stats" and words or "unknown " .. line)
   end
 end

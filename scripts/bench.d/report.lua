@@ -1,7 +1,8 @@
 -- report - figures as a table and as JSON.
 --
 -- A figure: {case, threads, sides = {name = summary}, missing = {name = reason}, machine = spread}
--- A summary: {best, median (seconds), runs, peak_bytes, loss, version}
+-- A summary: {best, median (seconds), runs, peak_bytes, loss, version, busy, waited (shares of the
+--   time with communication under way, and without anything else to do)}
 -- A spread: {what ("fma" GFLOP/s or "copy" GB/s), best, median, worst}
 local report = {}
 
@@ -15,7 +16,7 @@ function report.summary(seconds, stats, info)
   local list = sorted(seconds)
   return {
     best = list[1], median = list[(#list + 1) // 2], runs = #list, peak_bytes = stats.peak_bytes,
-    loss = stats.loss, version = info.version,
+    loss = stats.loss, version = info.version, busy = stats.busy, waited = stats.waited,
   }
 end
 
@@ -66,6 +67,10 @@ function report.line(figure)
       if part then words = words .. ("  %3.0f%% of %s"):format(100 * part, figure.machine.what) end
       if case.memory and s.peak_bytes then
         words = words .. ("  peak %4.0f MB"):format(s.peak_bytes / 1e6)
+      end
+      if s.busy and s.busy > 0 then
+        words = words .. ("  communication %.1f%% of the time, %.0f%% of it hidden"):format(
+          100 * s.busy, 100 * (1 - s.waited / s.busy))
       end
       io.write(words, "\n")
     elseif figure.missing[name] then

@@ -248,9 +248,9 @@ function pipelines.difference(have, want, tolerance)
   for _, entry in ipairs(want) do by_name[entry[1]] = entry[2] end
   for _, entry in ipairs(have) do
     local name = entry[1]
-    seen[name] = true
-    -- a replica whose samples gave a parameter no gradient has none to show
-    local is_shown = entry[2] ~= "" or tolerance == 0
+    -- a replica whose samples gave a parameter no gradient has none to show, but another one has
+    local is_shown = entry[2] ~= "" or tolerance == 0 or by_name[name] == ""
+    seen[name] = seen[name] or is_shown
     local words = is_shown and by_name[name]
       and first_difference(name, entry[2], by_name[name], tolerance)
     if words then return ("%s (rank %d)"):format(words, entry[3]) end

@@ -2,6 +2,7 @@
 // plain formulas in f64; backward against finite differences of those formulas; and bit for bit
 // against themselves at other offsets, lengths and thread counts.
 #include "core/poll.h"
+#include "core/spans.h"
 #include "ops/kernels/gather.h"
 #include "ops/kernels/kernels.h"
 #include "ops/kernels/threads.h"
@@ -88,6 +89,27 @@ START_TEST(the_poll_hook_runs_between_blocks_and_not_too_often) {
     poll_hook = NULL;
   }
   threads_set(1);
+}
+END_TEST
+
+// A product of a few milliseconds on one thread is one block.
+START_TEST(the_poll_hook_runs_within_a_product) {
+  enum { M = 500, N = 300, K = 1200 };
+  float *a = calloc(M * K, sizeof *a), *b = calloc(K * N, sizeof *b), *c = calloc(M * N, sizeof *c);
+  Gemm gemm = {
+      .m = M, .n = N, .k = K, .a = a, .b = b, .c = c, .lda = K, .ldb = N, .ldc = N, .alpha = 1};
+  threads_set(1);
+  poll_hook = poll_once;
+  n_polls = 0;
+  double start = clock_now();
+  gemm_f32(&gemm);
+  double most = (clock_now() - start) * 1e4 + 1; // one in 100 us
+  poll_hook = NULL;
+  ck_assert_int_ge(n_polls, 4);
+  ck_assert(n_polls <= most);
+  free(a);
+  free(b);
+  free(c);
 }
 END_TEST
 
@@ -780,6 +802,7 @@ Suite *kernels_suite(void) {
   tcase_add_test(tcase, a_nested_parallel_for_runs_on_its_own_thread);
   tcase_add_test(tcase, fewer_threads_do_not_run_the_last_job_again);
   tcase_add_test(tcase, the_poll_hook_runs_between_blocks_and_not_too_often);
+  tcase_add_test(tcase, the_poll_hook_runs_within_a_product);
   tcase_add_test(tcase, vector_functions_agree_with_libm_over_all_floats);
   tcase_add_test(tcase, an_elements_bits_do_not_depend_on_its_place);
   tcase_add_test(tcase, slopes_agree_with_finite_differences);

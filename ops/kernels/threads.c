@@ -44,6 +44,8 @@ static struct {
           .done = PTHREAD_COND_INITIALIZER};
 
 static _Thread_local bool inside_block;
+static _Thread_local bool may_poll; // on the thread that called parallel_for
+static _Thread_local int64_t polled_at;
 static _Thread_local void *scratch;
 
 static int64_t now_ns(void) {
@@ -175,21 +177,30 @@ static void learn(void) {
   decide_places();
 }
 
+void threads_poll(void) {
+  if (!may_poll || !poll_hook) return;
+  if (now_ns() - polled_at < POLL_NS) return;
+  poll_hook();
+  polled_at = now_ns();
+}
+
+static void begin_polls(void) {
+  may_poll = true;
+  if (poll_hook) polled_at = now_ns();
+}
+
 static void run_blocks(bool is_caller) {
   const Job *job = &pool.job;
-  int64_t last_poll = is_caller && poll_hook ? now_ns() : 0;
+  if (is_caller) begin_polls();
   inside_block = true;
   for (;;) {
     int64_t begin = atomic_fetch_add_explicit(&pool.next, job->grain, memory_order_relaxed);
     if (begin >= job->n) break;
     int64_t end = job->n - begin < job->grain ? job->n : begin + job->grain;
     job->fn(job->context, begin, end);
-    if (is_caller && poll_hook && now_ns() - last_poll >= POLL_NS) {
-      poll_hook();
-      last_poll = now_ns();
-    }
+    threads_poll();
   }
-  inside_block = false;
+  inside_block = may_poll = false;
 }
 
 static void wait_for_generation(unsigned seen) {
@@ -302,25 +313,19 @@ static void wait_for_workers(void) {
 }
 
 static void run_serially(int64_t n, int64_t grain, RangeFn fn, void *context) {
-  bool polls = poll_hook && !inside_block;
-  int64_t last_poll = polls ? now_ns() : 0;
+  bool polled = may_poll;
+  if (!inside_block && !polled) begin_polls();
   for (int64_t begin = 0; begin < n; begin += grain) {
     fn(context, begin, n - begin < grain ? n : begin + grain);
-    if (polls && now_ns() - last_poll >= POLL_NS) {
-      poll_hook();
-      last_poll = now_ns();
-    }
+    threads_poll();
   }
+  may_poll = polled;
 }
 
 void parallel_for(int64_t n, int64_t grain, RangeFn fn, void *context) {
   assert(grain >= 1);
   if (n <= 0) return;
-  if (n <= grain) {
-    fn(context, 0, n);
-    return;
-  }
-  if (!inside_block && pthread_mutex_trylock(&pool.owner) == 0) {
+  if (n > grain && !inside_block && pthread_mutex_trylock(&pool.owner) == 0) {
     learn();
     if (pool.n_wanted > 1) {
       start_workers();

@@ -13,8 +13,8 @@
 //  1. Work of one block, or of a call from within a block, runs on the calling thread at once.
 //  2. A second caller that finds the pool busy runs its work serially; it never waits for the pool.
 //  3. After fork() the child has a pool of its own, made at first use.
-//  4. The poll hook (core/poll.h) runs on the calling thread only, between blocks, at most once in
-//  100 us.
+//  4. The poll hook (core/poll.h) runs on the calling thread only, between blocks and where a long
+//  one says threads_poll, at most once in 100 us.
 #ifndef RILLE_OPS_KERNELS_THREADS_H
 #define RILLE_OPS_KERNELS_THREADS_H
 
@@ -34,6 +34,10 @@ typedef void (*RangeFn)(void *context, int64_t begin, int64_t end);
 // Calls fn for [0, n) cut into blocks of `grain` items (the last may be shorter), on all threads.
 // Returns when all are done. n <= grain: one call, on this thread. grain >= 1.
 void parallel_for(int64_t n, int64_t grain, RangeFn fn, void *context);
+
+// Within a block: lets the poll hook run, if this is the calling thread and it has not run lately.
+// A product is one block where there is one thread, and messages must move on meanwhile.
+void threads_poll(void);
 
 // Threads that parallel_for uses: RILLE_THREADS, else OMP_NUM_THREADS, else the cores that
 // sched_getaffinity grants, shared among the ranks that a launcher put on this machine.

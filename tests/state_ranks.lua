@@ -337,7 +337,7 @@ test("export: buffers too, and one parameter in memory at a time", function()
   end
 end)
 
-test("export to nowhere: an error on every rank; a model is read before it is cut", function()
+test("export to nowhere: an error everywhere; a model is read before or after it is cut", function()
   local t = trainer("gpt2", { tp = 2, pp = 2 })
   check.raises(function() t:export(folder .. "/nowhere/x.safetensors") end, "nowhere")
   t:step(batches[1])
@@ -348,7 +348,18 @@ test("export to nowhere: an error on every rank; a model is read before it is cu
   local again = trainer("gpt2", { tp = 4 }, model)
   check.equal(again:fingerprint(), t:fingerprint())
   local want = t:evaluate({ batch = function() return batches[2] end }, 1)
-  check.near(again:evaluate({ batch = function() return batches[2] end }, 1) / want, 1.0, 1e-6)
+  local function loss_of(any) -- collective
+    return any:evaluate({ batch = function() return batches[2] end }, 1)
+  end
+  check.near(loss_of(again) / want, 1.0, 1e-6)
+  local late = trainer("gpt2", { tp = 4 })
+  check.raises(function() late.model:load_state_dict { ["wte.weight"] = rille.zeros { 4, 16 } } end,
+    "wte.weight is %[13, 16%] here and %[4, 16%] there")
+  late.model:load_state_dict(path)
+  check.equal(late:fingerprint(), t:fingerprint())
+  check.near(loss_of(late) / want, 1.0, 1e-6)
+  check.raises(function() late.model:save(folder .. "/part.safetensors") end,
+    "this rank has a part of wte.weight, %[4, 16%] of %[13, 16%]", "trainer:export")
 end)
 
 check.done()

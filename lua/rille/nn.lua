@@ -341,8 +341,22 @@ end
 
 local function shape_text(t) return "[" .. table.concat({ t:shape() }, ", ") .. "]" end
 
+-- Of a parameter the whole's, where ranks have parts of it.
+local function whole_shape_text(t)
+  if not is_parameter(t) then return shape_text(t) end
+  return "[" .. table.concat(core.full_shape(t), ", ") .. "]"
+end
+
+-- Copies values into a tensor: of a parameter that is cut the part that this rank has.
+local function copy_whole(target, value)
+  local shard = is_parameter(target) and core.shard_of(target)
+  if not shard then return target:copy_(value) end
+  local cut = { dim = shard.dim, runs = function() return shard.runs end }
+  require "rille.tensor_parallel".take(cut, 0, value, target)
+end
+
 --- Copies values from a list of {name, tensor}, a table name -> tensor, or a path of a safetensors
---- file.
+--- file. A rank that has parts of parameters takes them from the whole ones.
 --- One error reports all that is missing, superfluous or of another shape; nothing is changed then.
 ---@param state string|table
 ---@param options? {strict: boolean?}
@@ -360,10 +374,10 @@ function Module:load_state_dict(state, options)
     expected[name] = true
     local value = source[name]
     if not value then
-      table.insert(problems, ("  %s %s is missing"):format(name, shape_text(target)))
-    elseif shape_text(value) ~= shape_text(target) then
-      table.insert(problems, ("  %s is %s here and %s there"):format(name, shape_text(target),
-        shape_text(value)))
+      table.insert(problems, ("  %s %s is missing"):format(name, whole_shape_text(target)))
+    elseif shape_text(value) ~= whole_shape_text(target) then
+      table.insert(problems, ("  %s is %s here and %s there"):format(name,
+        whole_shape_text(target), shape_text(value)))
     else
       table.insert(copies, { target, value })
     end
@@ -382,7 +396,7 @@ function Module:load_state_dict(state, options)
       .. "  hint: {strict = false} copies the rest", #problems, table.concat(problems, "\n"))
   end
   rille.no_grad(function()
-    for _, pair in ipairs(copies) do pair[1]:copy_(pair[2]) end
+    for _, pair in ipairs(copies) do copy_whole(pair[1], pair[2]) end
   end)
   return problems
 end
@@ -390,6 +404,12 @@ end
 --- Writes parameters and buffers to a safetensors file, by name.
 function Module:save(path)
   expect("save", "path", path, "path")
+  for _, entry in ipairs(self:named_parameters()) do
+    if core.shard_of(entry[2]) then
+      fail("save: this rank has a part of %s, %s of %s\n  hint: trainer:export(path) writes all of "
+        .. "the model", entry[1], shape_text(entry[2]), whole_shape_text(entry[2]))
+    end
+  end
   rille.save(path, self:state_dict())
 end
 

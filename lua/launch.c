@@ -128,6 +128,16 @@ static int share_codes(void) {
   return file;
 }
 
+// A file where each rank keeps, in a page of its own, what it is doing: it outlives the rank. Found
+// by the path in RILLE_DOING.
+static int share_words(int n) {
+  char path[64];
+  int file = memfd_create("rille-doing", MFD_CLOEXEC);
+  snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)getpid(), file);
+  if (file >= 0 && ftruncate(file, (off_t)n * COMM_WORDS_PAGE) == 0) setenv("RILLE_DOING", path, 1);
+  return file;
+}
+
 // ---- what the launcher says ------------------------------------------------------------------
 
 // What the launcher's words tell of the end.
@@ -135,7 +145,8 @@ typedef struct News {
   const char *launcher;
   bool has_reported; // a rank has said why
   int n_ranks;
-  int told; // descriptor of the file where ranks say with which code they end
+  int told;  // descriptor of the file where ranks say with which code they end
+  int doing; // ... where they keep what they are doing
   int killed_rank, killed_by;
   char killed_where[128];
 } News;
@@ -388,10 +399,15 @@ static int conclude(const News *news, int status) {
   }
   if (by == 0 || news->has_reported) return code;
   fprintf(stderr, "rille: ");
-  if (news->killed_rank >= 0)
-    fprintf(stderr, "rank %d (node %s)", news->killed_rank, news->killed_where);
-  else
+  char words[64] = "";
+  if (news->killed_rank >= 0) {
+    off_t page = (off_t)news->killed_rank * COMM_WORDS_PAGE;
+    if (pread(news->doing, words, sizeof words - 1, page) < 1) words[0] = 0;
+    fprintf(stderr, "rank %d (node %s)%s%s%s", news->killed_rank, news->killed_where,
+            words[0] ? ", in " : "", words, words[0] ? "," : "");
+  } else {
     fprintf(stderr, "a rank (node %s)", news->killed_where);
+  }
   fprintf(stderr, " was killed by signal %d (%s)%s\n", by, strsignal(by),
           by == SIGKILL ? "\n    hint: where nobody killed it, the machine ran out of memory: see "
                           "dmesg"
@@ -427,7 +443,11 @@ int launch_main(int argc, char **argv, int first) {
   int out[2] = {-1, -1}, err[2];
   if (!launcher || pipe2(err, O_CLOEXEC) != 0) return EXIT_ERROR;
   if (mpi->speaks_on_stdout && pipe2(out, O_CLOEXEC) != 0) return EXIT_ERROR;
-  News news = {.launcher = launcher, .killed_rank = -1, .n_ranks = (int)n, .told = share_codes()};
+  News news = {.launcher = launcher,
+               .killed_rank = -1,
+               .n_ranks = (int)n,
+               .told = share_codes(),
+               .doing = share_words((int)n)};
   set_environment((int)n);
   catch_signals(news.told);
   pid_t child = fork();

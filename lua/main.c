@@ -22,6 +22,7 @@
   X("OMP_NUM_THREADS", "", "the same, where RILLE_THREADS is not set")                             \
   X("RILLE_WAIT", "active if the threads fit the cores", "how threads wait: active or passive")    \
   X("RILLE_MPI", "Open MPI if it is there", "what rille -n starts: openmpi or mpich")              \
+  X("RILLE_DOING", "set by rille -n", "where ranks keep what they are doing")                      \
   X("RILLE_LAUNCH", "set by rille -n", "where ranks say with which code they end")                 \
   X("RILLE_STALL_TIMEOUT", "300", "seconds without a sign of life after which a rank has stalled") \
   X("RILLE_FAKE_NODE", "the host's name", "for tests: a name, rank%n or rank/n, as this node")     \

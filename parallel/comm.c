@@ -148,7 +148,7 @@ static void learn_cores(CommPlace *place) {
 
 // Where every rank is. Equal names are one node.
 static Status learn_places(Comm *world) {
-  CommPlace mine = {.pid = (int)getpid(), .row = process.life.row};
+  CommPlace mine = {.pid = (int)getpid(), .row = process.life.row, .row_at = process.life.row_at};
   learn_cores(&mine);
   if (!comm_fake_node(world->rank, mine.node, sizeof mine.node) &&
       gethostname(mine.node, sizeof mine.node - 1) != 0)

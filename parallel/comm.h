@@ -133,6 +133,9 @@ bool launch_has_plugin(const char *plugin);
 // Tells `rille -n`, if it started us, with which code this rank ends: a launcher may lose it, mix
 // it with those of the ranks that it killed, or put a crash of MPI_Finalize in its place.
 void launch_tell(int code);
+// In the file that RILLE_DOING names, which `rille -n` makes, each rank has a page of this many
+// bytes for what it is doing.
+enum { COMM_WORDS_PAGE = 4096 };
 // The signal that `rille -n` got, where it passed another one on in its place; else `number`. For
 // signal handlers.
 int launch_meant(int number);
@@ -157,7 +160,8 @@ typedef struct CommPlace {
   char core_set[48];  // which: "0-3,8"
   int local, n_local; // its number among the ranks of its node, and how many they are
   int n_online;       // cores of the node
-  int row;            // its descriptor of the page where it says what it is doing; -1: none
+  int row;            // its descriptor of the file where it says what it is doing; -1: none
+  int64_t row_at;     // ... and where in it
 } CommPlace;
 // Of a rank of the group.
 const CommPlace *comm_place(const Comm *comm, int rank);

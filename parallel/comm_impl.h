@@ -34,7 +34,8 @@ typedef struct CommLife {
   pthread_mutex_t lock; // of the words
   char *doing;          // [WORDS]; in a page that ranks of the same node can read
   char own_words[WORDS], waiting_for[WORDS];
-  int row; // descriptor of that page
+  int row;        // descriptor of that page's file
+  int64_t row_at; // where it begins there
   char coordinates[WORDS];
   _Atomic double beat; // when it last worked: a poll between kernels, an action, a message done
   _Atomic double turn; // when it last took a turn in a wait

@@ -24,6 +24,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -85,10 +86,15 @@ double comm_stall_timeout(double seconds) {
 static const char PAGE_NAME[] = "rille-doing";
 
 static void share_words(CommLife *life) {
-  int row = memfd_create(PAGE_NAME, MFD_CLOEXEC);
+  const char *path = getenv("RILLE_DOING"); // of `rille -n`, which reads it when this rank is gone
+  off_t at = (off_t)comm_process()->launch.rank * COMM_WORDS_PAGE;
+  int row = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+  bool is_own = row < 0;
+  if (is_own) row = memfd_create(PAGE_NAME, MFD_CLOEXEC);
   if (row < 0) return;
-  void *page = ftruncate(row, WORDS) == 0
-                   ? mmap(NULL, WORDS, PROT_READ | PROT_WRITE, MAP_SHARED, row, 0)
+  if (is_own) at = 0;
+  void *page = !is_own || ftruncate(row, WORDS) == 0
+                   ? mmap(NULL, WORDS, PROT_READ | PROT_WRITE, MAP_SHARED, row, at)
                    : MAP_FAILED;
   if (page == MAP_FAILED) {
     close(row);
@@ -97,6 +103,7 @@ static void share_words(CommLife *life) {
   memcpy(page, life->doing, WORDS);
   life->doing = page;
   life->row = row;
+  life->row_at = at;
 }
 
 // The last words of a rank on this node; "" if there are none.
@@ -112,7 +119,7 @@ static const char *last_words(int rank, char words[WORDS]) {
   name[n] = 0;
   int row = strstr(name, PAGE_NAME) ? open(path, O_RDONLY | O_CLOEXEC) : -1;
   if (row < 0) return words;
-  n = pread(row, words, WORDS - 1, 0);
+  n = pread(row, words, WORDS - 1, place->row_at);
   words[n > 0 ? n : 0] = 0;
   close(row);
   return words;

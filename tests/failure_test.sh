@@ -56,6 +56,9 @@ for impl in $impls; do
   one 'an error ends the job, named with rank, node, coordinates and action' 1 "${begin}the cause$" error
   one 'a rank that exits early, with a code' 3 "${waits}rank 1 has left the script with exit code 3" 'exit 3'
   one 'kill -9' 137 '^rille: (a rank|rank 1) .*was killed by signal 9' kill
+  case $(cat "$log") in
+    *'rank 1 '*) also "$on ... and what it was doing" 1 '^rille: rank 1 .node [^ ]+., in step 2, was killed' ;;
+  esac
   export RILLE_STALL_TIMEOUT=1.5
   stalled="${waits}rank 1 has given no sign of life for [12]\.[0-9] s, last in step 2, and"
   one 'a stopped rank' 1 "$stalled" stop

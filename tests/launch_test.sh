@@ -69,6 +69,7 @@ refused() { # refused RANKS WORDS OPTION...
 }
 refused 1 'split = "garbage": it must be' --split garbage
 refused 1 'split = ",": it must be' --split ,
+refused 1 'split = "3,,2": it must be' --split 3,,2
 refused 1 'there is no pipeline schedule "1f2b"; did you mean "1f1b"' --pp-schedule 1f2b
 refused 1 'stages_per_rank = 2 needs a pipeline: pp is 1' --stages-per-rank 2
 if [ -n "$impls" ]; then

@@ -40,7 +40,8 @@ local words = { pipeline = true, split = true }
 ---@param text string
 ---@return string|integer[]
 function record.split_of(text)
-  if not text:find("%d") or not text:find("^[%d, ]+$") then return text end
+  local is_list = text:find("^[%d, ]+$") and text:find("%d")
+  if not is_list or ("," .. text .. ","):find(",%s*,") then return text end
   local list = {}
   for n in text:gmatch("%d+") do table.insert(list, math.tointeger(n)) end
   return list

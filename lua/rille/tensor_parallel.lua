@@ -234,9 +234,6 @@ end
 
 --- y = act(x weight' + bias) of a column form.
 function Tp:column(x, weight, bias, act)
-  if not rawget(core, "column_linear") then
-    return rille.linear(self:enter(x), weight, bias, act)
-  end
   return core.column_linear(x, weight, bias, { group = self.group, act = act,
     sequence = self.sequence })
 end

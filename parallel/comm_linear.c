@@ -1,17 +1,20 @@
-// comm_linear - column_linear: a linear whose rows of w are spread over the ranks of a group.
+// comm_linear - column_linear: a linear whose rows of w are spread over the ranks of a group; and
+// column_linear_time, whose x is cut along time.
 //
-//     forward      (sequence: x = all_gather(x))   y = act(x w' + bias)
+//     forward      (time: x = all_gather(x))   y = act(x w' + bias)
 //     backward     gather x again ----------.
 //                  dx_all = dz w            |      the gather is under way meanwhile
 //                  sum of dx_all ---------. x
 //                                         | dw = dz' x, dbias
-//                  dx <-------------------'        (sequence: this rank's part of the sum)
+//                  dx <-------------------'        (time: this rank's part of the sum)
 //
 // The sum moves on in polls between kernels and between their blocks. Gathered x is not kept. In a
-// backward of x alone (I) nothing covers the sum.
+// backward of x alone (I) it is the weight gradients of the oldest W half that run meanwhile; but
+// not column_linear_time's own, which gather: all ranks must do that in one order.
 //
 // All arithmetic is linear's, on the same values in the same order: the bits are those of
 // linear(copy_to(x)) and of linear(all_gather(x)).
+#include "core/tape.h"
 #include "ops/dense_cpu.h"
 #include "ops/expr.h"
 #include "ops/matmul.h"
@@ -23,7 +26,7 @@
 
 enum { TIME = 1 }; // the dimension of x that a sequence is cut along
 
-static bool is_sequence(const OpArgs *args) { return args->v[2].i; }
+static bool is_cut(const Op *op) { return op->id == COMM_OP_column_linear_time; }
 
 // The arguments of linear's row.
 static OpArgs linear_args(int64_t act) {
@@ -49,10 +52,10 @@ Status shape_comm_column_linear(OpCall *call) {
   TRY(comm_op_group(call->op, &call->args, &comm));
   const Tensor *x = call->in[0];
   OpArgs args = call->args;
-  bool sequence = is_sequence(&args);
+  bool sequence = is_cut(call->op);
   if (sequence && x->ndim != 3)
-    return fail_hint(shape_fail(call, "x must be [B, T/n, K] where sequence is true"),
-                     "sequence = true is for activations that are cut along time");
+    return fail_hint(shape_fail(call, "x must be [B, T/n, K]"),
+                     "with sequence parallelism activations are cut along time, dimension 1");
   call->args.v[0].i = args.v[1].i;
   Status status = shape_linear(call);
   call->args = args;
@@ -66,14 +69,19 @@ Status shape_comm_column_linear(OpCall *call) {
   return ST_OK;
 }
 
+Status shape_comm_column_linear_time(OpCall *call) { return shape_comm_column_linear(call); }
+
 void cpu_comm_column_linear(const KernelCall *call) {
   OpArgs args = linear_args(call->args->v[1].i);
   KernelCall inner = *call;
   inner.args = &args;
-  if (!is_sequence(call->args)) {
-    cpu_linear(&inner);
-    return;
-  }
+  cpu_linear(&inner);
+}
+
+void cpu_comm_column_linear_time(const KernelCall *call) {
+  OpArgs args = linear_args(call->args->v[1].i);
+  KernelCall inner = *call;
+  inner.args = &args;
   Comm *comm = comm_by_id(call->args->v[0].i);
   Tensor *x = call->in[0];
   Storage memory = {.data = call->workspace};
@@ -183,8 +191,26 @@ static Status start_sum(Flow *f) {
                                    tensor_data(f->dx), tensor_numel(f->dx), dtype, &f->sum);
 }
 
+// What else there is to do while the sum is under way. *done: it is there.
+static Status work_meanwhile(Flow *f, bool *done) {
+  bool did = true;
+  *done = false;
+  while (did && !*done) {
+    TRY(backward_idle(f->call->ctx, &did));
+    if (!did) return ST_OK;
+    CommCollective *sum = f->sum;
+    f->sum = NULL; // done or failed, it is gone
+    TRY(comm_collective_test(sum, done));
+    if (!*done) f->sum = sum;
+  }
+  return ST_OK;
+}
+
 static Status finish_sum(Flow *f) {
   if (!f->sum) return ST_OK;
+  bool done = false, is_alone = f->call->need == 1;
+  if (is_alone) TRY(work_meanwhile(f, &done));
+  if (done) return ST_OK;
   CommCollective *sum = f->sum;
   f->sum = NULL;
   return comm_collective_wait(sum, "the sum of a linear's gradients");
@@ -216,7 +242,7 @@ static void flow_end(Flow *f) {
 Status grad_comm_column_linear(GradCall *call) {
   Flow f = {.call = call, .args = linear_args(0), .all = call->in_spec[0]};
   TRY(comm_op_group(call->op, call->args, &f.comm));
-  f.n = is_sequence(call->args) ? f.comm->size : 1;
+  f.n = is_cut(call->op) ? f.comm->size : 1;
   if (f.n > 1) f.all.shape[TIME] *= f.n;
   f.is_meta = tensor_is_meta(call->dout[0]);
   memcpy(f.in_spec, call->in_spec, (size_t)call->n_in * sizeof *f.in_spec);
@@ -235,3 +261,5 @@ Status grad_comm_column_linear(GradCall *call) {
   }
   return expr_end(&e);
 }
+
+Status grad_comm_column_linear_time(GradCall *call) { return grad_comm_column_linear(call); }

@@ -234,8 +234,8 @@ end
 
 --- y = act(x weight' + bias) of a column form.
 function Tp:column(x, weight, bias, act)
-  return core.column_linear(x, weight, bias, { group = self.group, act = act,
-    sequence = self.sequence })
+  local column = self.sequence and core.column_linear_time or core.column_linear
+  return column(x, weight, bias, { group = self.group, act = act })
 end
 
 --- y = x weight' + bias of a row form: the bias is added once, to the sum.

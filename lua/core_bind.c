@@ -144,6 +144,12 @@ static int exchange(lua_State *L) {
   return 0;
 }
 
+// keep_order(on): no weight gradient runs before its W is called, also where a rank waits.
+static int keep_order(lua_State *L) {
+  binding_of(L)->ctx->keeps_order = lua_toboolean(L, 1);
+  return 0;
+}
+
 static int recomputing(lua_State *L) {
   lua_pushboolean(L, binding_of(L)->ctx->recomputing);
   return 1;
@@ -437,6 +443,7 @@ static const luaL_Reg core_functions[] = {
     {"end_microbatch", end_microbatch},
     {"data", mark_data},
     {"release", release},
+    {"keep_order", keep_order},
     {"recomputing", recomputing},
     {"scope", run_scope},
     {"module_enter", module_enter},

@@ -501,6 +501,7 @@ local function new(l, options)
   end
   for _, stage in ipairs(l.local_stages) do self.live[stage] = {} end
   self.recorder = record.new(l)
+  if self.recorder then core.keep_order(true) end -- it reads gradients after each action
   reduction.make_groups(self)
   align_clocks(self)
   make_exec(self)

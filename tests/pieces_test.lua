@@ -1,5 +1,5 @@
 -- pieces_test - tensors put together from stored pieces: any part, from any other cut, and no piece
--- is read of which it has nothing.
+-- is read of which it has nothing; and files that are written part by part.
 local check <const> = require "tests.check"
 local rille <const> = require "rille"
 local pieces <const> = require "rille.pieces"
@@ -83,6 +83,42 @@ check.test("only pieces of which the part has some are read, each once", functio
   check.equal(reads(shared, 2, even, 1), { "w#4" })
   check.equal(reads(columns, 3, columns, 1), { "w#2" })
   check.equal(reads(nil, 1, shared, 0), { "w" })
+end)
+
+check.test("a file is written part by part; it appears with commit, whole, or not at all", function()
+  local core, path = rille.core, os.tmpname()
+  os.remove(path)
+  local specs = { { "a", "f32", { ROWS, COLUMNS } }, { "b", "f32", { ROWS, COLUMNS } },
+    { "c", "i64", { 0, 3 } }, { "d", "bf16", {} } }
+  local function write(more)
+    local writer <close> = core.safetensors_writer(path, specs, { key = "value" })
+    for rank = 0, 2 do
+      writer:write(1, whole:slice(1, 2 * rank, 2 * rank + 2):contiguous(), 1, 2 * rank, COLUMNS)
+    end
+    writer:write(2, whole:slice(0, 4, ROWS), 0, 4, ROWS)
+    writer:write(3, rille.zeros({ 0, 3 }, { dtype = "i64" }))
+    writer:write(4, rille.full({}, 2, { dtype = "bf16" }))
+    more(writer)
+    writer:commit()
+    check.raises(function() writer:commit() end, "is written or given up")
+  end
+  check.raises(function() write(function() end) end, "312 bytes of tensor \"b\", 216 were")
+  for words, list in pairs { ["tensor 8 of 4"] = { { 9, whole } }, ["a part of the entry"] = {
+    { 2, whole, 1, 3, COLUMNS }, { 2, whole, 7, 0, 1 }, { 2, whole:t(), 0, 0, COLUMNS } } } do
+    for _, bad in ipairs(list) do
+      check.raises(function() write(function(w) w:write(table.unpack(bad)) end) end, words)
+    end
+  end
+  check.equal(core.stat(path), nil)
+  write(function(writer) writer:write(2, whole:slice(0, 0, 4), 0, 0, ROWS) end)
+  local tensors, metadata = rille.load(path)
+  check.equal({ tensors.a:tolist(), tensors.b:tolist(), tensors.d:item(), metadata },
+    { whole:tolist(), whole:tolist(), 2.0, { key = "value" } })
+  local file = core.safetensors_open(path)
+  check.equal({ file:describe("c") }, { "i64", { 0, 3 } })
+  check.equal({ file:describe("e") }, {})
+  file:close()
+  os.remove(path)
 end)
 
 check.done()

@@ -136,7 +136,7 @@ ok 'train_gpt: a timeline that cannot be written is refused at the start' $?
 ok 'train_gpt: no pipeline, no timeline, said first' $?
 
 here=$OLDPWD
-mkdir state && (cd "$here" && timeout 60 "$rille" -n 4 tests/state_ranks.lua "$work/state") >out 2>&1
+mkdir state && (cd "$here" && timeout 240 "$rille" -n 4 tests/state_ranks.lua "$work/state") >out 2>&1
 ok "checkpoints and exports of layouts that cut parameters ($(tail -n 1 out))" $?
 text="--text text --layers 2 --heads 2 --d 16 --T 8 --steps 1 --sample 0 --eval-batches 1 --log 0"
 # shellcheck disable=SC2086

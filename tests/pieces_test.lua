@@ -85,7 +85,7 @@ check.test("only pieces of which the part has some are read, each once", functio
   check.equal(reads(nil, 1, shared, 0), { "w" })
 end)
 
-check.test("a file is written part by part; it appears with commit, whole, or not at all", function()
+check.test("a file is written part by part; it appears whole or not at all", function()
   local core, path = rille.core, os.tmpname()
   os.remove(path)
   local specs = { { "a", "f32", { ROWS, COLUMNS } }, { "b", "f32", { ROWS, COLUMNS } },

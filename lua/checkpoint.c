@@ -41,7 +41,7 @@ typedef struct Checkpoint {
   Tensor **kept; // inv. 4, in the order of their calls
   int n_kept, kept_room, next_kept;
   struct Checkpoint *outer; // the region in which this one runs now
-  Scope *scope; // of the forward that runs
+  Scope *scope;             // of the forward that runs
   StepPlace place;
   Ordinals ordinals;
   uint64_t draws, sequence;

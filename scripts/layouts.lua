@@ -7,7 +7,7 @@ local core, nn = rille.core, rille.nn
 local gpt = require "models.gpt"
 
 local o = rille.options {
-  help = "Memory and messages of a GPT's training step under several layouts, the most of any rank.",
+  help = "Memory and messages of a GPT's training step by layout, the most of any rank.",
   { "layers", 6, "blocks", min = 1 },
   { "heads", 6, "attention heads", min = 1 },
   { "d", 384, "width", min = 1 },

@@ -131,8 +131,10 @@ static void set_arg(Call *c, int k, int index) {
   case ARG_DTYPE: value->i = dtype_check(L, c->r, index); break;
   case ARG_GROUP: {
     const Comm *comm = comm_at(L, c->r, index);
-    if (!comm) bad_arg(c, k, index, "a group of ranks");
-    value->i = comm->id;
+    if (comm)
+      value->i = comm->id;
+    else
+      bad_arg(c, k, index, "a group of ranks");
     break;
   }
   case ARG_LIST:

@@ -254,7 +254,7 @@ Status grad_comm_column_linear(GradCall *call) {
   if (f.dz && !tensor_contiguous(f.dz)) f.dz = expr1(&e, OP_contiguous, f.dz);
   if (f.dz) {
     e.status = flow(&f);
-    KeptStatus kept;
+    KeptStatus kept = {.message = ""};
     if (e.status != ST_OK) status_keep(&kept);
     flow_end(&f);
     if (e.status != ST_OK) e.status = status_again(e.status, &kept);

@@ -11,8 +11,8 @@
 //     all_to_all         all_to_all back
 //     broadcast          sum to the root     only the root's x counts
 //
-// column_linear is copy_to and linear in one, column_linear_time all_gather along time and linear, so
-// that the sum of their backward runs while the gradient of w is computed.
+// column_linear is copy_to and linear in one, column_linear_time all_gather along time and linear,
+// so that the sum of their backward runs while the gradient of w is computed.
 //
 // Without an assumption the gradients are those of the sum of the losses of all ranks; with it,
 // those of the one loss that all ranks have. Sums are taken in rank order: the same bits on all

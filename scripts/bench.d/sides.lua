@@ -12,11 +12,11 @@ local KEEP_MEMORY <const> = {
   MALLOC_TOP_PAD_ = "67108864",
 }
 
-local function environment(threads, more)
-  local result = {
-    OMP_NUM_THREADS = tostring(threads), OMP_PROC_BIND = "true", OMP_PLACES = "cores",
-    OMP_WAIT_POLICY = "passive",
-  }
+-- is_many: of several processes, each with a core of its own: OpenMP would bind them all to the
+-- first one, so they choose theirs themselves.
+local function environment(threads, more, is_many)
+  local result = { OMP_NUM_THREADS = tostring(threads), OMP_WAIT_POLICY = "passive" }
+  if not is_many then result.OMP_PROC_BIND, result.OMP_PLACES = "true", "cores" end
   for name, value in pairs(more or {}) do result[name] = value end
   return result
 end
@@ -81,7 +81,7 @@ local function torch(mode)
     end
     if case.ranks then
       return ("%s %s %s %s %d"):format(quote(o.python), quote(o.folder .. "/peer_pipeline.py"),
-        case.how, shape_words(case), case.ranks), environment(1, KEEP_MEMORY)
+        case.how, shape_words(case), case.ranks), environment(1, KEEP_MEMORY, true)
     end
     if mode == "compile" and not o.compile then return nil, "left out (--no-compile)" end
     return ("%s %s %s %d %s"):format(quote(o.python), quote(o.folder .. "/peer_torch.py"),

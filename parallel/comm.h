@@ -104,6 +104,8 @@ struct Comm {
   const int *member; // [size] ranks of the world; owned
   Comm *next;        // all groups of this process
   CommStats stats;
+  int n_under_way;   // collectives
+  double busy_since; // ... since when there has been one
   // Called by comm_poll after this group has moved on (NULL: nothing): a pipeline's channels answer
   // a header with the receive of what it announces. Must not fail, must not wait.
   void (*on_poll)(void *user);

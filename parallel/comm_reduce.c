@@ -108,7 +108,6 @@ struct CommCollective {
   Status status;     // what went wrong while it moved on
   KeptStatus kept;
   bool is_done;
-  double started_at;
   CommCollective *next;
 };
 
@@ -246,10 +245,12 @@ static Status step(CommCollective *c) {
 static void advance(CommCollective *c) {
   if (c->is_done || c->status != ST_OK) return;
   c->status = step(c);
-  if (c->is_done) c->comm->stats.busy += clock_now() - c->started_at;
-  if (c->status == ST_OK) return;
-  status_keep(&c->kept);
-  c->is_done = true;
+  if (c->status != ST_OK) {
+    status_keep(&c->kept);
+    c->is_done = true;
+  }
+  if (c->is_done && --c->comm->n_under_way == 0)
+    c->comm->stats.busy += clock_now() - c->comm->busy_since;
 }
 
 void comm_collectives_advance(void) {
@@ -331,7 +332,7 @@ static Status launch(CommCollective *c, int64_t segment) {
     collective_delete(c);
     return status;
   }
-  c->started_at = clock_now();
+  if (c->comm->n_under_way++ == 0) c->comm->busy_since = clock_now();
   CommCollective **at = &comm_process()->collectives;
   while (*at) at = &(*at)->next;
   *at = c;

@@ -89,7 +89,7 @@ run()
 
 -- Of the seconds that "run" measured, the share in which this rank communicated or had something
 -- under way, and the share in which it did nothing but wait.
-local total, axis = 0.0, pipe and next(pipe:communication())
+local total, axis = 0.0, pipe and what ~= "pp" and what -- a pipeline's messages: see its bubble
 local at_first = axis and pipe:communication()[axis]
 local function shares()
   local now = pipe:communication()[axis]

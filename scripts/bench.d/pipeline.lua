@@ -20,6 +20,19 @@ local world = core.comm_world()
 local rank, ranks = world:rank(), world:size()
 local alone = world:split(rank, 0) -- a group of this rank
 
+-- This rank on a core of its own, as its peers choose one: the system may else pack two on one.
+local function take_core()
+  local cores, pid = {}, assert(io.open("/proc/self/stat")):read("n")
+  for line in io.lines "/proc/self/status" do
+    for first, last in (line:match "^Cpus_allowed_list:(.*)" or ""):gmatch "(%d+)%-?(%d*)" do
+      for k = tonumber(first), tonumber(last) or tonumber(first) do table.insert(cores, k) end
+    end
+  end
+  if #cores < ranks then return end
+  assert(os.execute(("taskset -pc %d %d >/dev/null"):format(cores[rank + 1], pid)))
+end
+take_core()
+
 local function trainer_of(model, loss, global, micro, parallel)
   return rille.Trainer {
     model = model, loss = loss, log = 0, seed = 1, parallel = parallel,
@@ -84,6 +97,34 @@ local function answer(line)
   end
 end
 
+-- A line of the driver, on all ranks. Others than the first wait in a named pipe of the system: in
+-- a message they would look for it all the time, which peers whose turn it is would feel.
+local function line_reader()
+  local name, pipes = world:broadcast(rank == 0 and os.tmpname() or nil, 0), {}
+  if rank == 0 then
+    for r = 1, ranks - 1 do assert(os.execute(("mkfifo '%s.%d'"):format(name, r))) end
+  end
+  world:barrier()
+  if rank > 0 then
+    local pipe = assert(io.open(("%s.%d"):format(name, rank), "r"))
+    return function() return pipe:read("l") or "" end
+  end
+  for r = 1, ranks - 1 do
+    pipes[r] = assert(io.open(("%s.%d"):format(name, r), "w")) -- once that rank reads
+    os.remove(("%s.%d"):format(name, r))
+  end
+  os.remove(name)
+  return function()
+    local line = io.read("l") or ""
+    for _, pipe in ipairs(pipes) do
+      pipe:write(line, "\n")
+      pipe:flush()
+    end
+    return line
+  end
+end
+
+local next_line = line_reader()
 local run, pipe = makers[what]()
 run()
 
@@ -99,7 +140,7 @@ end
 
 answer("ready version=" .. rille.version)
 while true do
-  local line = world:broadcast(rank == 0 and (io.read("l") or "") or nil, 0)
+  local line = next_line()
   local n = line:match("^run (%d+)$")
   if line == "" then break end
   if n then

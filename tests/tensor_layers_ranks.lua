@@ -163,6 +163,32 @@ check.test("recomputation sends no more: sums that were kept are not taken again
   end
 end)
 
+for _, sequence in ipairs { false, true } do
+  check.test("running statistics are those of one process, alike on all ranks"
+    .. (sequence and ", time cut" or ""), function()
+    local Mean = nn.class "Mean"
+    function Mean:init() self:buffer("mean", rille.zeros { D }) end
+    function Mean:forward(x)
+      local mean = x:mean({ 0, 1 }):detach():keep()
+      self:update_buffer("mean", function(old) return old * 0.5 + mean * 0.5 end)
+      return x
+    end
+    rille.manual_seed(7)
+    local x = rille.randn(B, T, D)
+    local function mean_of(parallel)
+      local model = chain(norm, Mean, function() return Mine {} end)()
+      local trainer = rille.Trainer { model = model, loss = nn.mse, seed = 3, log = 0,
+        optimizer = "sgd", batch = { B, 2 }, parallel = parallel }
+      trainer:step { x, x }
+      return model:get "1"._buffers.mean
+    end
+    local one = mean_of { comm = alone }
+    local two = mean_of { tp = 2, sequence_parallel = sequence }
+    check.ok((one - two):abs():max():item() < 1e-6)
+    core.comm_world():agree { tostring(core.digest(two, 0)) }
+  end)
+end
+
 check.test("predict gives whole logits for any length, on all ranks", function()
   rille.manual_seed(7)
   local function trainer(parallel)

@@ -96,7 +96,7 @@ function Pipeline:communication()
 end
 
 -- Buffers that forward passes changed: in the order of microbatches, once a step. Replicas have
--- seen other samples: they take the mean.
+-- seen other samples, tp ranks maybe other parts of time: they take the mean.
 local function apply_staged(self)
   local staged, seen = nn.staged_updates, {}
   nn.staged_updates = nil
@@ -106,12 +106,14 @@ local function apply_staged(self)
     return a.order < b.order
   end)
   for _, update in ipairs(staged) do update.apply() end
-  if self.layout.dp == 1 then return end
+  local tp = self.layout.tp
+  local comm = tp and tp.sequence and self.stage_comm or self.layout.dp > 1 and self.dp_comm
+  if not comm then return end
   for _, update in ipairs(staged) do seen[update.buffer] = true end
   for _, entry in ipairs(self:buffers()) do
     if seen[entry[2]] and entry[2]:dtype():find "^b?f" then
-      self.dp_comm:all_reduce(entry[2])
-      rille.no_grad(function() entry[2]:mul_(1 / self.layout.dp) end)
+      comm:all_reduce(entry[2])
+      rille.no_grad(function() entry[2]:mul_(1 / comm:size()) end)
     end
   end
 end

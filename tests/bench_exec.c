@@ -3,9 +3,10 @@
 //
 //     mpirun -n 8 bench_exec [--ms 5] [--rounds 3] [--json]
 //
-// For each schedule, p and m: the simulated makespan, the best and the median measured one over it,
-// and the median distance of an action's start from the simulator's. All ranks are on one machine,
-// so that their clocks agree.
+// For each schedule, p and m: the simulated makespan with messages that take no time, the best and
+// the median measured one over it; and the median distance of an action's start from a simulation
+// with the latency of a message that was measured before. All ranks are on one machine, so that
+// their clocks agree.
 #include "core/poll.h"
 #include "core/spans.h"
 #include "ops/ops.h"
@@ -72,19 +73,6 @@ static Status wgrad(void *user, int stage, int mb) {
   return ST_OK;
 }
 
-// ---- one case
-
-typedef struct Case {
-  const SchedType *type;
-  int p, m;
-  double seconds;
-} Case;
-
-typedef struct Result {
-  double predicted, measured, start_error; // seconds; start_error: this rank's median
-  int actions;                             // on this rank
-} Result;
-
 static int compare(const void *a, const void *b) {
   double x = *(const double *)a, y = *(const double *)b;
   return (x > y) - (x < y);
@@ -95,6 +83,50 @@ static double median(double *values, int n) {
   return n ? values[n / 2] : 0;
 }
 
+// ---- the latency of a message
+
+enum { HOPS = 21 };
+
+// Seconds from the send to the end of the wait of a rank that has waited for a stage's time.
+static Status measure_hop(Comm *comm, double seconds, double *out) {
+  double taken[HOPS];
+  *out = 0;
+  for (int i = 0; i < HOPS; i++) {
+    int from = i % (comm->size - 1), to = from + 1;
+    double sent = 0;
+    CommRequest *request;
+    TRY(comm_barrier(comm));
+    if (comm->rank == from) {
+      work(seconds);
+      sent = clock_now();
+      TRY(comm_send(comm, to, CHANNEL_PAYLOAD, &sent, sizeof sent, NULL, &request));
+      TRY(comm_wait(comm, request));
+    } else if (comm->rank == to) {
+      TRY(comm_recv(comm, from, CHANNEL_PAYLOAD, &sent, sizeof sent, NULL, &request));
+      TRY(comm_wait(comm, request));
+      sent = clock_now() - sent;
+    }
+    TRY(comm_broadcast(comm, to, &sent, sizeof sent));
+    taken[i] = sent;
+  }
+  *out = median(taken, HOPS);
+  return ST_OK;
+}
+
+// ---- one case
+
+typedef struct Case {
+  const SchedType *type;
+  int p, m;
+  double seconds, hop;
+} Case;
+
+typedef struct Result {
+  double predicted, measured; // seconds
+  double start_error;         // seconds, this rank's median
+  int actions;                // on this rank
+} Result;
+
 static double largest(Comm *comm, double value) {
   (void)comm_all_reduce(comm, &value, 1, DT_F64, REDUCE_MAX);
   return value;
@@ -102,7 +134,7 @@ static double largest(Comm *comm, double value) {
 
 // Compares starts with the simulation of the same list, both from the first start on any rank.
 static void measure(Comm *comm, const Exec *exec, const Sched *lowered, const SchedSim *sim,
-                    Result *out) {
+                    double predicted, Result *out) {
   const SchedRow *row = &lowered->row[comm->rank];
   const ExecSpan *span = exec_spans(exec);
   const SchedSpan *plan = sim->span + sim->first[comm->rank];
@@ -119,7 +151,7 @@ static void measure(Comm *comm, const Exec *exec, const Sched *lowered, const Sc
   for (int i = 0; i < row->count && errors; i++)
     if (action_resource(row->action[i].kind) == USES_COMPUTE)
       errors[n++] = fabs(span[i].start - begin - plan[i].start);
-  *out = (Result){sim->makespan, end - begin, median(errors, n), n};
+  *out = (Result){predicted, end - begin, median(errors, n), n};
   free(errors);
 }
 
@@ -139,6 +171,9 @@ static Status run_case(Ctx *ctx, Comm *comm, const Case *c, int rounds, Result *
   TRY_TO(done, sched_lower(&arena, &lowered, sched, &costs));
   TRY_TO(done, sched_check(&arena, &report, lowered));
   TRY_TO(done, sched_simulate(&arena, &sim, lowered, &costs));
+  double predicted = sim->makespan;
+  costs.hop = c->hop;
+  TRY_TO(done, sched_simulate(&arena, &sim, lowered, &costs));
   ExecOptions options = {.ctx = ctx,
                          .comm = comm,
                          .sched = lowered,
@@ -149,7 +184,7 @@ static Status run_case(Ctx *ctx, Comm *comm, const Case *c, int rounds, Result *
   for (int round = 0; round < rounds; round++) {
     TRY_TO(done, comm_barrier(comm));
     TRY_TO(done, exec_run(exec));
-    measure(comm, exec, lowered, sim, &out[round]);
+    measure(comm, exec, lowered, sim, predicted, &out[round]);
   }
 done:
   exec_free(exec);
@@ -179,7 +214,7 @@ static void print_case(Comm *comm, const Case *c, const Options *o, Result *resu
 // ---- what an action costs
 
 static Status print_overhead(Ctx *ctx, Comm *comm, const Options *o) {
-  Case c = {sched_find("1f1b"), comm->size, 64, 0};
+  Case c = {sched_find("1f1b"), comm->size, 64, 0, 0};
   Result result[MAX_ROUNDS];
   TRY(run_case(ctx, comm, &c, o->rounds, result));
   double each[MAX_ROUNDS];
@@ -198,10 +233,14 @@ static Status run_all(Ctx *ctx, Comm *world, const Options *o) {
   for (int p = 1; p <= world->size; p *= 2) {
     Comm *group;
     TRY(comm_split(world, world->rank < p ? 0 : -1, world->rank, &group));
+    double hop = 0;
     if (group && p <= 2) TRY(print_overhead(ctx, group, o));
+    if (group && p >= 4) TRY(measure_hop(group, o->seconds, &hop));
+    if (group && p >= 4 && world->rank == 0 && !o->json)
+      printf("a message takes %.0f us between %d ranks\n", hop * 1e6, p);
     for (int k = 0; group && p >= 4 && k < 4; k++) {
       for (int i = 0; i < 2; i++) {
-        Case c = {sched_find(names[k]), p, ms[i], o->seconds};
+        Case c = {sched_find(names[k]), p, ms[i], o->seconds, hop};
         Result result[MAX_ROUNDS];
         TRY(run_case(ctx, group, &c, o->rounds, result));
         print_case(group, &c, o, result);

@@ -27,6 +27,7 @@ struct Backward {
   Heap data_nodes, param_nodes; // with D; without
   Task *tasks;
   int n_tasks, tasks_room, next_task; // those before next_task have run
+  bool holds;                         // B: tasks are kept for the wait of a node with OP_SUMS
   struct Backward *next;              // of ctx->halves
 };
 
@@ -304,6 +305,41 @@ static void drop_douts(Ctx *ctx, Node *node) {
   }
 }
 
+// The next weight gradient of a half.
+static Status run_task(Ctx *ctx, Backward *run) {
+  Task task = run->tasks[run->next_task++]; // the list may move meanwhile
+  Status status = differentiate(ctx, run, task.node, task.dout, task.need);
+  drop_all_kept(ctx, task.node);
+  Task *done = &run->tasks[run->next_task - 1];
+  for (int i = 0; i < OP_MAX_OUT; i++) {
+    if (!done->dout[i]) continue;
+    arena_drop(done->dout[i]);
+    tensor_release(ctx, done->dout[i]);
+    done->dout[i] = NULL;
+  }
+  return status;
+}
+
+// All weight gradients that were kept back.
+static Status flush(Ctx *ctx, Backward *run) {
+  Status status = ST_OK;
+  run->holds = false;
+  while (run->next_task < run->n_tasks && status == ST_OK) status = run_task(ctx, run);
+  return status;
+}
+
+// Whether the weight gradients of a node are to be kept back: in I; and in B from a consumer of
+// what will sum gradients over ranks until that has been visited. FIFO, so that inv. 1 holds.
+static bool holds_back(Backward *run, const Node *node) {
+  if (run->kind == BACKWARD_I || run->holds) return true;
+  for (int j = 0; j < node->n_in; j++) {
+    const Edge *edge = &node->edges[j];
+    if (edge->wanted && edge->has_data && edge->node && (edge->node->op->flags & OP_SUMS))
+      run->holds = true;
+  }
+  return run->holds;
+}
+
 // One node of the I walk (or, in W, one without D: everything at once).
 static Status visit(Ctx *ctx, Backward *run, Node *node) {
   if (node->consumed)
@@ -313,7 +349,7 @@ static Status visit(Ctx *ctx, Backward *run, Node *node) {
   uint64_t by_i, by_w;
   split_needs(node, &by_i, &by_w);
   Status status;
-  if (run->kind == BACKWARD_I && by_w) {
+  if (by_w && holds_back(run, node)) {
     status = differentiate(ctx, run, node, node->dout, by_i);
     if (status == ST_OK) status = push_task(ctx, run, node, by_w);
     if (status == ST_OK) drop_read(ctx, node, by_w);
@@ -323,6 +359,7 @@ static Status visit(Ctx *ctx, Backward *run, Node *node) {
   }
   node->consumed = true;
   drop_douts(ctx, node);
+  if (status == ST_OK && run->holds && (node->op->flags & OP_SUMS)) status = flush(ctx, run);
   return status;
 }
 
@@ -338,13 +375,15 @@ static Status walk(Ctx *ctx, Backward *run, Heap *heap) {
   while (heap->n > 0 && status == ST_OK) {
     Node *node = heap_pop(heap);
     status = visit(ctx, run, node);
+    bool ends_unit = heap->n == 0 || heap->nodes[0]->unit != node->unit;
+    if (status == ST_OK && run->kind == BACKWARD_B && ends_unit) status = flush(ctx, run);
     if (tells && heap->n > 0) tell(ctx, run, node->unit, heap->nodes[0]->unit);
     node_release(ctx, node);
   }
   return status;
 }
 
-// ---- halves that wait, in the order of their I
+// ---- backwards with weight gradients that wait, in the order in which they began
 
 static void half_enter(Ctx *ctx, Backward *run) {
   Backward **at = &ctx->halves;
@@ -420,7 +459,7 @@ Status backward(Ctx *ctx, Tensor **outs, Tensor **douts, int n, BackwardKind kin
   Backward *run = calloc(1, sizeof *run);
   if (!run) return fail(ST_ENOMEM, "out of memory for a backward");
   run->kind = kind;
-  if (kind == BACKWARD_I) half_enter(ctx, run);
+  half_enter(ctx, run);
   Status status = ST_OK;
   for (int i = 0; i < n && status == ST_OK; i++)
     status = seed(ctx, run, outs[i], douts ? douts[i] : NULL);
@@ -429,21 +468,6 @@ Status backward(Ctx *ctx, Tensor **outs, Tensor **douts, int n, BackwardKind kin
     *w = run;
   else
     backward_delete(ctx, run);
-  return status;
-}
-
-// The next weight gradient of a half.
-static Status run_task(Ctx *ctx, Backward *run) {
-  Task task = run->tasks[run->next_task++]; // the list may move meanwhile
-  Status status = differentiate(ctx, run, task.node, task.dout, task.need);
-  drop_all_kept(ctx, task.node);
-  Task *done = &run->tasks[run->next_task - 1];
-  for (int i = 0; i < OP_MAX_OUT; i++) {
-    if (!done->dout[i]) continue;
-    arena_drop(done->dout[i]);
-    tensor_release(ctx, done->dout[i]);
-    done->dout[i] = NULL;
-  }
   return status;
 }
 

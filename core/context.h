@@ -57,7 +57,7 @@ struct Ctx {
   Scope *scope;                   // innermost open scope; NULL outside a trainer step
   Arena *arena_i, *arena_w;       // of the running (stage, microbatch); NULL outside a trainer step
   SpanLog *spans;                 // NULL: not recorded
-  struct Backward *halves;        // W halves that wait, in the order of their I
+  struct Backward *halves;        // W halves that wait, and the backward under way, in their order
   bool keeps_order;               // no weight gradient runs before its W is called
   const UnitWatch *watch;         // of the next backward; NULL: nobody wants to know
   struct OpProfile *profile;      // NULL: not recorded

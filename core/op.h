@@ -57,6 +57,7 @@ enum {
   OP_DENSE_ROWS = 256, // the last stride must be 1 (else copied)
   OP_MATRIX = 128,     // of the last two strides one must be 1 (else copied)
   OP_TOGETHER = 1024, // its gradients call other ranks: all of a group must come to it in one order
+  OP_SUMS = 2048,     // its gradient is a sum over ranks: weight gradients run meanwhile
   OP_KEPT = 512,      // one output, which a checkpointed region keeps instead of making it again
 };
 

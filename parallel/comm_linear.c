@@ -14,7 +14,6 @@
 //
 // All arithmetic is linear's, on the same values in the same order: the bits are those of
 // linear(copy_to(x)) and of linear(all_gather(x)).
-#include "core/tape.h"
 #include "ops/dense_cpu.h"
 #include "ops/expr.h"
 #include "ops/matmul.h"
@@ -112,8 +111,8 @@ typedef struct Flow {
   OpArgs args;
   Tensor *dz;
   Tensor *x, *x_blocks; // gathered
-  Tensor *dx_all, *dx_blocks, *dx;
-  CommCollective *gathering, *sum;
+  CommCollective *gathering;
+  GradSum sum;
 } Flow;
 
 static size_t bytes_of(const Tensor *t) { return (size_t)tensor_numel(t) * dtype_size(t->dtype); }
@@ -165,55 +164,9 @@ static Status differentiate(Flow *f, uint64_t need, Tensor **din, uint64_t accum
 
 // dx of this rank's rows of w, and the start of its sum over the group.
 static Status start_sum(Flow *f) {
-  Ctx *ctx = f->call->ctx;
   Tensor *din[3] = {NULL};
   TRY(differentiate(f, 1, din, 0));
-  f->dx_all = din[0];
-  DType dtype = f->dx_all->dtype;
-  if (f->n == 1) {
-    f->dx = tensor_retain(f->dx_all);
-    if (f->is_meta) return ST_OK;
-    return comm_all_reduce_start(f->comm, ctx->pool, tensor_data(f->dx), tensor_numel(f->dx), dtype,
-                                 REDUCE_SUM, &f->sum);
-  }
-  TensorSpec spec = f->call->in_spec[0];
-  spec.dtype = dtype;
-  TRY(tensor_new(ctx, f->dz->storage->device, &spec, MEM_ACTIVATIONS, &f->dx));
-  if (f->is_meta) return ST_OK;
-  if (!has_blocks(f)) {
-    TRY(room_for_all(f, dtype, &f->dx_blocks));
-    comm_op_move_blocks(f->dx_all, TIME, f->n, tensor_data(f->dx_blocks), true);
-    tensor_release(ctx, f->dx_all);
-    f->dx_all = NULL;
-  }
-  return comm_reduce_scatter_start(f->comm, ctx->pool,
-                                   tensor_data(f->dx_blocks ? f->dx_blocks : f->dx_all),
-                                   tensor_data(f->dx), tensor_numel(f->dx), dtype, &f->sum);
-}
-
-// What else there is to do while the sum is under way. *done: it is there.
-static Status work_meanwhile(Flow *f, bool *done) {
-  bool did = true;
-  *done = false;
-  while (did && !*done) {
-    TRY(backward_idle(f->call->ctx, &did));
-    if (!did) return ST_OK;
-    CommCollective *sum = f->sum;
-    f->sum = NULL; // done or failed, it is gone
-    TRY(comm_collective_test(sum, done));
-    if (!*done) f->sum = sum;
-  }
-  return ST_OK;
-}
-
-static Status finish_sum(Flow *f) {
-  if (!f->sum) return ST_OK;
-  bool done = false, is_alone = f->call->need == 1;
-  if (is_alone) TRY(work_meanwhile(f, &done));
-  if (done) return ST_OK;
-  CommCollective *sum = f->sum;
-  f->sum = NULL;
-  return comm_collective_wait(sum, "the sum of a linear's gradients");
+  return grad_sum_start(f->call, f->comm, f->n > 1 ? TIME : -1, din[0], &f->sum);
 }
 
 static Status flow(Flow *f) {
@@ -224,19 +177,18 @@ static Status flow(Flow *f) {
   TRY(finish_gathering(f));
   uint64_t rest = call->need & ~UINT64_C(1);
   if (rest) TRY(differentiate(f, rest, call->din, call->accumulate));
-  TRY(finish_sum(f));
   if (!wants_x) return ST_OK;
-  Tensor *dx = f->dx;
-  f->dx = NULL;
+  Tensor *dx;
+  TRY(grad_sum_finish(call, &f->sum, &dx));
   return grad_give(call, 0, dx);
 }
 
 // Buffers must not go while a message is under way in them.
 static void flow_end(Flow *f) {
-  Tensor *owned[] = {f->x, f->x_blocks, f->dx_all, f->dx_blocks, f->dx};
   if (f->gathering) (void)comm_collective_wait(f->gathering, "the sequence of a linear");
-  if (f->sum) (void)comm_collective_wait(f->sum, "the sum of a linear's gradients");
-  for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) tensor_release(f->call->ctx, owned[i]);
+  tensor_release(f->call->ctx, f->x);
+  tensor_release(f->call->ctx, f->x_blocks);
+  grad_sum_end(f->call->ctx, &f->sum);
 }
 
 Status grad_comm_column_linear(GradCall *call) {

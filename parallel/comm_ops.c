@@ -306,15 +306,30 @@ static Status give_row(GradCall *call, CommOpId id, int64_t first, int64_t secon
 
 static int64_t arg(const GradCall *call, int place) { return call->args->v[place].i; }
 
-Status grad_comm_copy_to(GradCall *call) { return give_row(call, COMM_OP_reduce_from, 0, 0); }
+// Gives x the sum of dy over the group (dim < 0), or this rank's part of it.
+static Status give_sum(GradCall *call, int64_t dim) {
+  Comm *comm;
+  Tensor *dy, *dx;
+  GradSum sum;
+  if (!grad_wants(call, 0)) return ST_OK;
+  TRY(comm_op_group(call->op, call->args, &comm));
+  if (comm->size == 1) return grad_give(call, 0, tensor_retain(call->dout[0]));
+  TRY(op_apply(call->ctx, call->ctx->core_ops->contiguous, call->dout, 1, NULL, &dy));
+  Status status = grad_sum_start(call, comm, (int)dim, dy, &sum);
+  if (status == ST_OK) status = grad_sum_finish(call, &sum, &dx);
+  KeptStatus kept = {.message = ""};
+  if (status != ST_OK) status_keep(&kept);
+  grad_sum_end(call->ctx, &sum);
+  return status == ST_OK ? grad_give(call, 0, dx) : status_again(status, &kept);
+}
+
+Status grad_comm_copy_to(GradCall *call) { return give_sum(call, -1); }
 
 Status grad_comm_reduce_from(GradCall *call) {
   return grad_wants(call, 0) ? grad_give(call, 0, tensor_retain(call->dout[0])) : ST_OK;
 }
 
-Status grad_comm_all_gather(GradCall *call) {
-  return give_row(call, COMM_OP_reduce_scatter, arg(call, 1), 0);
-}
+Status grad_comm_all_gather(GradCall *call) { return give_sum(call, arg(call, 1)); }
 
 Status grad_comm_reduce_scatter(GradCall *call) {
   return give_row(call, COMM_OP_all_gather, arg(call, 1), 0);

@@ -27,4 +27,16 @@ bool comm_op_in_blocks(const int64_t *shape, int d);
 // The n parts of t along d into row-major blocks, one after the other, or out of them.
 void comm_op_move_blocks(Tensor *t, int d, int n, char *blocks, bool into_blocks);
 
+// The sum of a gradient over a group, under way. All of it is the sum's until grad_sum_end.
+typedef struct GradSum {
+  Tensor *all, *blocks, *out; // out: the sum, or this rank's part of it
+  CommCollective *sum;        // NULL: done, or on meta
+} GradSum;
+// Starts it. all: row-major, nobody else's, taken over; dim < 0: every rank gets the whole sum,
+// else its part along dim. After an error grad_sum_end is still owed.
+Status grad_sum_start(GradCall *call, Comm *comm, int dim, Tensor *all, GradSum *out);
+// Waits for it; weight gradients that wait for their turn run meanwhile. *out is the caller's.
+Status grad_sum_finish(GradCall *call, GradSum *sum, Tensor **out);
+void grad_sum_end(Ctx *ctx, GradSum *sum);
+
 #endif

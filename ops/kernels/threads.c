@@ -155,7 +155,9 @@ static void decide_places(void) {
   pool.is_passive = wait && strcmp(wait, "passive") == 0;
   if (!wait || (strcmp(wait, "passive") != 0 && strcmp(wait, "active") != 0))
     pool.is_passive = !fits;
-  pool.is_pinned = pool.n_wanted > 1 && fits;
+  // Ranks of one thread each may be packed on one core too; where all is well they have one each.
+  bool shares_node = n_sharing > 1 && !pool.is_passive;
+  pool.is_pinned = fits && (pool.n_wanted > 1 || shares_node);
 }
 
 static void learn(void) {
@@ -175,6 +177,7 @@ static void learn(void) {
   }
   pool.n_wanted = count < 1 ? 1 : count > MAX_THREADS ? MAX_THREADS : count;
   decide_places();
+  if (pool.is_pinned && pool.n_wanted == 1) pin_self(0); // others do as they start workers
 }
 
 void threads_poll(void) {

@@ -108,6 +108,7 @@ struct CommCollective {
   Status status;     // what went wrong while it moved on
   KeptStatus kept;
   bool is_done;
+  double done_at;
   CommCollective *next;
 };
 
@@ -242,6 +243,12 @@ static Status step(CommCollective *c) {
   return ST_OK;
 }
 
+// It is under way no longer.
+static void end_busy(CommCollective *c) {
+  c->done_at = clock_now();
+  if (--c->comm->n_under_way == 0) c->comm->stats.busy += c->done_at - c->comm->busy_since;
+}
+
 static void advance(CommCollective *c) {
   if (c->is_done || c->status != ST_OK) return;
   c->status = step(c);
@@ -249,8 +256,7 @@ static void advance(CommCollective *c) {
     status_keep(&c->kept);
     c->is_done = true;
   }
-  if (c->is_done && --c->comm->n_under_way == 0)
-    c->comm->stats.busy += clock_now() - c->comm->busy_since;
+  if (c->is_done) end_busy(c);
 }
 
 void comm_collectives_advance(void) {
@@ -404,7 +410,7 @@ static Status wait_until_done(CommCollective *c, const char *what) {
   double since = clock_now();
   comm_collectives_advance();
   while (!c->is_done) TRY(comm_waiting(c->comm, waits_for(c), what, since));
-  c->comm->stats.waited += clock_now() - since;
+  if (c->done_at > since) c->comm->stats.waited += c->done_at - since;
   comm_beat();
   return ST_OK;
 }
@@ -412,6 +418,7 @@ static Status wait_until_done(CommCollective *c, const char *what) {
 Status comm_collective_wait(CommCollective *c, const char *what) {
   Status status = wait_until_done(c, what);
   if (status == ST_OK) return finish(c);
+  if (!c->is_done) end_busy(c);
   collective_delete(c);
   return status;
 }

@@ -37,9 +37,9 @@ for mutant in "$here"/tests/mutants/${1:-*}.patch; do
     shift
     status=0
     timeout 280 "$build/rille" -n "$ranks" "$@" >log 2>&1 || status=$?
-    if [ $status -eq 0 ]; then
+    if [ $status -eq 0 ] || ! grep -q 'not ok' log; then
       failed=1
-      echo "not ok $name: nothing noticed it"
+      echo "not ok $name: no test noticed it (exit code $status)" && tail -n 5 log
     else
       echo "ok $name is noticed: $(grep -m 1 -E 'not ok|rille: rank|rank [0-9]+:' log | cut -c 1-150)"
     fi

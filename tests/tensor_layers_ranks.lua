@@ -23,9 +23,8 @@ local function step_of(options, parallel)
     optimizer = { "sgd", lr = 0.1, clip = options.clip }, batch = { global = B, micro = 2 } }
   local l, grads, x = trainer.layout, {}, options.x
   local r = trainer:step { x, options.y or x }
-  local scale = l.tp and 1 or 1
   for _, p in ipairs(l.params) do
-    local grad = p.tensor:grad() * scale
+    local grad = p.tensor:grad():clone() -- the second step writes there
     grads[p.name] = p.cut and tensor_parallel.gather(l.tp.group, p.cut, grad, p.shape) or grad
   end
   local first, sent = r.loss, trainer.pipeline:communication().tp
@@ -149,6 +148,96 @@ compare("a loss of one's own on whole logits", { ids = 7, model = language { rot
   end })
 compare("swiglu, one head of keys, clipped", { ids = 7, loss = nn.cross_entropy, clip = 0.01,
   model = language { act = "swiglu", kv = 1, rotary = true } })
+
+-- A layer that mixes time, and an end of the model without it.
+local Mix = nn.class "Mix"
+Mix.time = "whole"
+function Mix:init()
+  self.scale = nn.Parameter({ D }, { init = function(p) p:uniform_(0, 1) end })
+end
+function Mix:forward(x) return x + x:mean({ 1 }, true) * self.scale end
+local Pool = nn.class "Pool"
+Pool.time = "whole"
+function Pool:init()
+  self.norm = nn.LayerNorm(D)
+  self.out = nn.Linear { D, D }
+end
+function Pool:forward(x) return self.out(self.norm(x):mean { 1 }) end
+local function to_means(y, target) return nn.mse(y, target:mean { 1 }) end
+compare("a layer that mixes time", { model = chain(norm, Mix, norm) })
+compare("a model that ends without time", { model = chain(norm, Mix, Pool), loss = to_means })
+
+-- A head within a module of one's own.
+local function wrapped(form)
+  local Wrap = nn.class "Wrap"
+  function Wrap:init() self.out = nn.Linear { D, 7, tp = form } end
+  function Wrap:forward(x) return self.out(x) end
+  return chain(function() return nn.TokenEmbedding { 7, D, std = 0.5 } end, norm, Wrap)
+end
+compare("a head within a module", { ids = 7, loss = nn.cross_entropy, model = wrapped "vocab" })
+compare("a last layer by columns within a module", { model = chain(norm, function()
+  local Wrap = nn.class "Wrap"
+  function Wrap:init() self.out = nn.Linear { D, D, tp = "column" } end
+  function Wrap:forward(x) return self.out(x) end
+  return Wrap()
+end) })
+
+local function one_step(make, parallel, x, loss)
+  local trainer = rille.Trainer { model = make(), loss = loss or nn.mse, optimizer = "sgd",
+    seed = 3, log = 0, batch = { B, 2 }, parallel = parallel }
+  trainer:step { x, x }
+  return trainer
+end
+
+check.test("what cannot be made whole is refused", function()
+  local x = rille.randn(B, T, D)
+  local sequence = { tp = 2, sequence_parallel = true }
+  check.raises(function()
+    one_step(chain(norm, function() return nn.Linear { D, 24, tp = "heads", heads = 2 } end),
+      { tp = 2 }, x, function(y) return y:sum(), y:numel() end)
+  end, "1 %(Linear%) is cut by heads and ends the model")
+  check.raises(function()
+    local Ends = nn.class "Ends"
+    Ends.forward = function(_, y) return y:mean { 1 } end
+    one_step(chain(norm, Ends), sequence, x, to_means)
+  end, "the model gives f32%[2, 8%], whose dimension 1 is no part of the T = 6", "time = \"whole\"")
+  check.raises(function() one_step(chain(norm), sequence, rille.randn(B, D)) end,
+    "the input f32%[2, 8%] has no time")
+  check.raises(function() one_step(chain(norm), { comm = alone, sequence_parallel = true }, x) end,
+    "but tp is 1")
+end)
+
+check.test("a whole parameter that drifts apart is named after the first step", function()
+  local Scale = nn.class "Scale"
+  function Scale:init(sums)
+    self.up = nn.Linear { D, 12, tp = "column" }
+    self.s = nn.Parameter({ 1 }, { init = function(p) p:fill_(1) end })
+    self.down = nn.Linear { 12, D, tp = "row" }
+    self.sums = sums
+  end
+  function Scale:tensor_parallel(plan)
+    if self.sums then plan:sums(self, "s") end
+  end
+  function Scale:forward(x) return self.down(self.up(x) * self.s) end
+  local x = rille.randn(B, T, D)
+  check.raises(function()
+    one_step(chain(function() return Scale(false) end), { tp = 2 }, x):step { x, x }
+  end, "0.s of fingerprint", "plan:sums")
+  one_step(chain(function() return Scale(true) end), { tp = 2 }, x):step { x, x }
+end)
+
+check.test("a model that is called by itself gives whole outputs", function()
+  rille.manual_seed(7)
+  local model, x = language { rotary = true } (), rille.randint(0, 7, B, T)
+  local parallel = { tp = 2, sequence_parallel = true }
+  local trainer = rille.Trainer { model = model, loss = nn.cross_entropy, seed = 3, log = 0,
+    optimizer = "sgd", batch = { B, 2 }, parallel = parallel }
+  local y = rille.no_grad(function() return model(x) end)
+  check.equal({ y:shape() }, { B, T, 7 })
+  check.ok((y - trainer:predict(x)):abs():max():item() < 1e-6)
+  rille.Trainer { model = model, loss = nn.cross_entropy, seed = 3, log = 0, optimizer = "sgd",
+    batch = { B, 2 }, parallel = parallel }:step { x, x } -- a second one on the same model
+end)
 
 check.test("recomputation sends no more: sums that were kept are not taken again", function()
   rille.manual_seed(7)

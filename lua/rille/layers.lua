@@ -112,9 +112,10 @@ function Linear:forward(x)
     return self.act == 0 and y or rille[self.act_name](y)
   end
   local y = tp:column(x, self:matrix(), self.bias, self.act)
-  if form == "vocab" and not rawget(self, "_is_head") then
-    return tp:whole_features(y, self.d_out)
-  end
+  local stays_cut = tp.keeps_cut and (form ~= "vocab" or rawget(self, "_is_head"))
+    or form ~= "vocab" and not rawget(self, "_is_head")
+  if not stays_cut then y = tp:whole_features(y, self.d_out) end
+  tp:note_last(y, stays_cut and self or nil)
   return y
 end
 
@@ -234,14 +235,11 @@ function Attention:init(...)
   self.theta = o.rotary == true and 10000 or o.rotary
   self.form = check_form("Attention", o.tp, forms.Attention)
   local is_cut = self.form == "heads"
+  self.time = not is_cut and "whole" or nil
   self.qkv = Linear { o.d, (o.heads + 2 * kv_heads) * self.size, bias = o.bias, dtype = o.dtype,
     tp = self.form, heads = is_cut and o.heads or nil, kv_heads = is_cut and kv_heads or nil }
   self.proj = Linear { o.d, o.d, bias = o.bias, dtype = o.dtype,
     tp = is_cut and "row" or "replicate" }
-end
-
-function Attention:tensor_parallel(plan)
-  if self.form == "replicate" then plan:keep_whole(self) end
 end
 
 -- Attention over the heads that this rank has.
@@ -270,10 +268,7 @@ end
 
 function Attention:forward(x, mask)
   local tp, heads, kv_heads = rawget(self, "_tp"), self.heads, self.kv_heads
-  if not tp then return attend(self, x, mask, heads, kv_heads) end
-  if self.form == "replicate" then
-    return tp:part(attend(self, tp:join(x), mask, heads, kv_heads))
-  end
+  if not tp or self.form == "replicate" then return attend(self, x, mask, heads, kv_heads) end
   if mask and mask:ndim() >= 3 and mask:size(-3) == heads and heads > 1 then
     mask = mask:slice(-3, tp:range(heads, "heads"))
   end

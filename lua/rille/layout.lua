@@ -296,23 +296,42 @@ local function assign(self, first_units)
   end
 end
 
--- What ends the model on a tp group: a Linear whose output is cut along the last dimension
--- (`features` of them in all), or the rest.
+-- A last unit that is a cut Linear ends the model: of its vocabulary this rank has tp.head,
+-- {first, n} of tp.features.
 local function find_head(self, plan)
   local last = self.units[#self.units]
   local form = rawget(last, "_tp_form")
-  local is_cut = form and form ~= "row" and form ~= "replicate"
-  self.tp.features = is_cut and last.d_out or nil
-  if is_cut then rawset(last, "_is_head", true) end
-  local cut = is_cut and plan.cuts[last.tied or last._path .. ".weight"]
-  self.tp.head = cut and cut.runs(self.tp.rank)[1]
+  rawset(last, "_is_head", form and form ~= "row" and form ~= "replicate" or nil)
+  if form ~= "vocab" then return end
+  self.tp.features = last.d_out
+  self.tp.head = plan.cuts[last.tied or last._path .. ".weight"].runs(self.tp.rank)[1]
+end
+
+-- A weight that is read both where activations are whole and where time is cut has two kinds of
+-- gradient.
+local function check_users(self, plan)
+  for _, module in ipairs(self.model:modules()) do
+    for _, entry in ipairs(module:shared_parameters()) do
+      local owner = self.model:get(entry[1]:match("^(.*)%.[^.]*$") or "")
+      if (plan.apart[owner] or false) ~= (plan.apart[module] or false) then
+        fail.usage("sequence_parallel: %s is read by %s and by %s, of which one sees time whole "
+          .. "and the other cut", entry[1], owner._path, module._path)
+      end
+    end
+  end
 end
 
 -- Which part of each parameter a rank of a tp group holds, and what modules know of the group.
 local function cut_parameters(self, loss, sequence)
   local size = self.mesh:size("tp")
   if size == 1 then
-    for _, module in ipairs(self.model:modules()) do rawset(module, "_tp", nil) end
+    if sequence then
+      fail.usage("parallel.sequence_parallel shares time out over tp ranks, but tp is 1")
+    end
+    for _, module in ipairs(self.model:modules()) do
+      rawset(module, "_tp", nil)
+      rawset(module, "_keeps_time", nil)
+    end
     return
   end
   self.tp = tensor_parallel.new(self.mesh:group("tp"), sequence or false)
@@ -320,13 +339,17 @@ local function cut_parameters(self, loss, sequence)
   local has_vocab = type(loss) == "table" and loss.name == "cross_entropy"
   local plan = tensor_parallel.plan(self.model, size,
     has_vocab and getmetatable(last) == nn.Linear._instance and last or nil)
-  for _, module in ipairs(self.model:modules()) do rawset(module, "_tp", self.tp) end
+  for _, module in ipairs(self.model:modules()) do
+    rawset(module, "_tp", self.tp)
+    rawset(module, "_keeps_time", module.time == "whole" or nil)
+  end
   find_head(self, plan)
+  if sequence then check_users(self, plan) end
   for _, p in ipairs(self.params) do
     p.cut = plan.cuts[p.name]
     local owner = self.model:get(p.name:match("^(.*)%.[^.]*$") or "")
     p.is_partial = plan.partial[p.name]
-      or not p.cut and self.tp.sequence and not plan.apart[owner] or false
+      or not p.cut and self.tp.wants_sequence and not plan.apart[owner] or false
   end
 end
 
@@ -345,7 +368,9 @@ local function hold(self)
       p.stages[1], p.owner) or nil)
     if not p.is_here then core.unplace(p.tensor) end
     if p.is_here and p.cut then
-      core.shard(p.tensor, tensor_parallel.shard(p.cut, self.tp.rank))
+      local have = core.shard_of(p.tensor) -- of an earlier Trainer or Pipeline
+      local is_cut = have and have.dim == p.cut.dim and have.size == p.cut.size
+      if not is_cut then core.shard(p.tensor, tensor_parallel.shard(p.cut, self.tp.rank)) end
     end
   end
 end
@@ -432,7 +457,8 @@ function Layout:describe()
   if self.tp then
     local is_cut = false
     for _, p in ipairs(self.params) do is_cut = is_cut or p.cut ~= nil end
-    tp = (" x tp %d%s%s"):format(self.tp.size, self.tp.sequence and " (sequence parallel)" or "",
+    tp = (" x tp %d%s%s"):format(self.tp.size,
+      self.tp.wants_sequence and " (sequence parallel)" or "",
       is_cut and "" or " (no layer is cut: see the option tp of nn.Linear)")
   end
   return ("layout: dp %d%s x pp %d, %s, %d microbatch%s of %d sample%s%s%s\n%s"):format(self.dp,
@@ -447,7 +473,7 @@ function Layout:summary()
   return {
     dp = self.dp, tp = self.mesh:size("tp"), pp = self.pp, stages = self.n_stages,
     microbatches = self.m,
-    pipeline = self.sched:name(), sequence_parallel = self.tp and self.tp.sequence or nil,
+    pipeline = self.sched:name(), sequence_parallel = self.tp and self.tp.wants_sequence or nil,
   }
 end
 

@@ -60,6 +60,10 @@ end
 
 -- Refuses targets that are no class: no rank would find them.
 local function check_targets(o, target, classes)
+  if target:dtype() ~= "i64" then
+    fail("cross_entropy: targets must be i64, they are %s\n    hint: convert with "
+      .. "targets:to(\"i64\")", target:dtype())
+  end
   local is_wrong = target:lt(0):logical_or(target:ge(classes))
     :logical_and(target:ne(o.ignore_index))
   if not is_wrong:any():item() then return end

@@ -81,9 +81,15 @@ local function new_index(module, name, value)
   end
 end
 
+-- forward; of a module with time = "whole", where time is cut, on whole activations.
+local function run_forward(module, ...)
+  if rawget(module, "_keeps_time") then return module._tp:whole(module, ...) end
+  return module:forward(...)
+end
+
 -- forward, then the hooks; what a hook returns replaces the results.
 local function forward_with_hooks(module, ...)
-  local results = table.pack(module:forward(...))
+  local results = table.pack(run_forward(module, ...))
   local hooks = rawget(module, "_hooks")
   for _, hook in ipairs(table.move(hooks, 1, #hooks, 1, {})) do -- a hook may remove itself
     local replaced = table.pack(hook(module, table.unpack(results, 1, results.n)))
@@ -93,7 +99,8 @@ local function forward_with_hooks(module, ...)
 end
 
 local function call(module, ...)
-  local forward = rawget(module, "_hooks") and forward_with_hooks or module.forward
+  local forward = rawget(module, "_hooks") and forward_with_hooks
+    or rawget(module, "_keeps_time") and run_forward or module.forward
   return core.module_call(module._path, forward, module, ...)
 end
 

@@ -78,13 +78,18 @@ function Pipeline:report(norms)
 end
 
 --- What communication has cost this rank so far, by axis: of tp the sums within layers; of dp those
---- of gradients, over replicas and over tp ranks with a part each; of pp what stages send.
+--- of gradients over replicas (with time cut, over tp ranks too: of tp where there are no
+--- replicas); of pp what stages send.
 ---@return table<string, {messages: integer, bytes: integer, waited: number, busy: number}>
 ---  bytes sent; waited: seconds without anything to do; busy: seconds with something under way
 function Pipeline:communication()
   local l, by_axis = self.layout, {}
-  local groups = { tp = { l.tp and l.tp.group }, dp = { self.dp_comm, self.stage_comm },
-    pp = { self.pp_comm } }
+  local groups = { tp = { l.tp and l.tp.group }, dp = { self.dp_comm }, pp = { self.pp_comm } }
+  for _, group in pairs(self.sharers_comm or {}) do table.insert(groups.tp, group) end
+  for _, group in pairs(self.tied_comm) do table.insert(groups.pp, group) end
+  if self.stage_comm then -- over tp and dp
+    table.insert(l.dp > 1 and groups.dp or groups.tp, self.stage_comm)
+  end
   for _, axis in ipairs { "tp", "dp", "pp" } do
     local sums = { messages = 0, bytes = 0, waited = 0.0, busy = 0.0 }
     for _, group in pairs(groups[axis]) do
@@ -107,7 +112,7 @@ local function apply_staged(self)
   end)
   for _, update in ipairs(staged) do update.apply() end
   local tp = self.layout.tp
-  local comm = tp and tp.sequence and self.stage_comm or self.layout.dp > 1 and self.dp_comm
+  local comm = tp and tp.wants_sequence and self.stage_comm or self.layout.dp > 1 and self.dp_comm
   if not comm then return end
   for _, update in ipairs(staged) do seen[update.buffer] = true end
   for _, entry in ipairs(self:buffers()) do
@@ -126,6 +131,13 @@ local function pieces_of(self, batch, at)
     pieces[i] = { batch = batch, first = first, n = cut[2], at = at + first, mb = i - 1 }
   end
   return pieces
+end
+
+-- Calls a method of the executor; tp ranks share activations out meanwhile. any_length: not time.
+local function pass(self, any_length, method, ...)
+  local tp = self.layout.tp
+  if not tp then return method(self.exec, ...) end
+  return tp:pass(any_length, method, self.exec, ...)
 end
 
 -- ---- where the time went
@@ -196,12 +208,19 @@ end
 
 -- Weights that all ranks of a tp group have whole are the same there.
 local function agree_in_tp(self)
-  local l, sum = self.layout, 0
+  local l, lines = self.layout, {}
   if not l.tp then return end
   for _, p in ipairs(l.params) do
-    if p.is_here and not p.cut then sum = sum + core.fingerprint(p.tensor) end
+    if p.is_here and not p.cut then
+      table.insert(lines, ("%s of fingerprint %016x"):format(p.name, core.fingerprint(p.tensor)))
+    end
   end
-  l.tp.group:agree { ("weights that tp ranks have whole, of fingerprint %016x"):format(sum) }
+  local good, words = pcall(l.tp.group.agree, l.tp.group, lines)
+  if not good then
+    error(words .. "\n    hint: tp ranks have this parameter whole, but other gradients for it: "
+      .. "between a \"column\" and a \"row\" Linear a module says plan:sums(self, \"name\") in its "
+      .. "tensor_parallel(plan), a norm tp = \"heads\", a Dropout tp = \"column\"", 0)
+  end
 end
 
 --- The fingerprint, on which all ranks agree; an error where replicas have drifted apart.
@@ -241,9 +260,13 @@ function Pipeline:forward_backward(batch, at)
     core.give_up("an earlier step failed on this rank, and the error was caught: other ranks wait "
       .. "in that step\n    hint: let the error end the run")
   end
-  if not self.has_agreed then agree_at_start(self, batch) end
+  if not self.has_agreed then agree_at_start(self, batch)
+  elseif not self.has_stepped then
+    self.has_stepped = true
+    agree_in_tp(self) -- after the first update
+  end
   self.is_broken = true
-  self.exec:run()
+  pass(self, false, self.exec.run)
   gather_spans(self)
   for _, sum in ipairs(self.started) do sum:wait() end
   apply_staged(self)
@@ -285,7 +308,7 @@ local function forward_pieces(self, pieces)
   local l = self.layout
   for first = 1, #pieces, l.m do
     self.now.pieces = table.move(pieces, first, math.min(first + l.m - 1, #pieces), 1, {})
-    rille.no_grad(function() self.exec:forward(#self.now.pieces) end)
+    rille.no_grad(function() pass(self, false, self.exec.forward, #self.now.pieces) end)
   end
 end
 
@@ -349,14 +372,8 @@ function Pipeline:predict(x)
   self.now = { pieces = { { batch = { x }, first = 0, n = x:size(0), at = 0 } }, added = {},
     samples = x:size(0) }
   self.wants_output = true
-  local tp = self.layout.tp
-  local sequence = tp and tp.sequence
-  local _ <close> = setmetatable({}, { __close = function()
-    self.wants_output = false
-    if tp then tp.sequence = sequence end
-  end })
-  if tp then tp.sequence = false end -- any length will do
-  rille.no_grad(function() self.exec:forward(1) end)
+  local _ <close> = setmetatable({}, { __close = function() self.wants_output = false end })
+  rille.no_grad(function() pass(self, true, self.exec.forward, 1) end)
   local output = self.now.pieces[1].output
   if self.layout.pp == 1 then return output[1] end
   local owner = self.layout.sched:holder(self.layout.n_stages - 1)
@@ -366,20 +383,22 @@ end
 -- The unit of this rank whose output first held a value that is not finite, by running forward once
 -- more: {mb, unit, words}.
 local function find_nonfinite(self)
-  local l, found, removes = self.layout, nil, {}
+  local l, found, removes, n_calls = self.layout, nil, {}, 0
   for _, stage in ipairs(l.local_stages) do
     for u = l.first_unit[stage], l.last_unit[stage] do
       for _, module in ipairs(l.units[u]:modules()) do
         table.insert(removes, module:on("", function(m, out)
           local place = core.place()
+          n_calls = n_calls + 1
           local is_later = found and (place.microbatch > found.mb or place.microbatch == found.mb
             and place.unit >= found.unit)
           if is_later or not rille.is_tensor(out) then return end
           if rille.no_grad(function() return out:isfinite():all():item() end) then return end
           local of = l.dp > 1 and (" of replica %d"):format(l.mesh:at("dp")) or ""
           found = {
-            mb = place.microbatch, unit = place.unit, words = ("%s (%s), microbatch %d%s")
-            :format(m._path == "" and "the model" or m._path, m._class, place.microbatch, of),
+            mb = place.microbatch, unit = place.unit, call = n_calls,
+            words = ("%s (%s), microbatch %d%s"):format(m._path == "" and "the model" or m._path,
+              m._class, place.microbatch, of),
           }
         end))
       end
@@ -397,16 +416,22 @@ function Pipeline:first_nonfinite(batch, at)
     samples = targets.samples(batch) }
   local found = find_nonfinite(self)
   if self.all:size() == 1 then return found and found.words end
-  local FOUND <const>, first = "<i8i8s4", nil
-  for _, text in ipairs(self.all:all_gather(found and
-    FOUND:pack(found.mb, found.unit, found.words) or "")) do
-    local mb, unit, words
-    if text ~= "" then mb, unit, words = FOUND:unpack(text) end
-    if mb and (not first or mb < first.mb or mb == first.mb and unit < first.unit) then
-      first = { mb = mb, unit = unit, words = words }
+  local FOUND <const>, all = "<i8i8i8s4", {}
+  for rank, text in ipairs(self.all:all_gather(found and
+    FOUND:pack(found.mb, found.unit, found.call, found.words) or "")) do
+    local f = { rank = rank }
+    if text ~= "" then
+      f.mb, f.unit, f.call, f.words = FOUND:unpack(text)
+      table.insert(all, f)
     end
   end
-  return first and first.words
+  table.sort(all, function(a, b)
+    for _, key in ipairs { "mb", "unit", "call" } do -- ranks of a tp group make the same calls
+      if a[key] ~= b[key] then return a[key] < b[key] end
+    end
+    return a.rank < b.rank
+  end)
+  return all[1] and all[1].words
 end
 
 -- ---- parameters

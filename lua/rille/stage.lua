@@ -16,6 +16,7 @@ local regions = require "rille.added"
 local fail = require "rille.fail"
 local reduction = require "rille.reduction"
 local targets = require "rille.targets"
+local tensor_parallel = require "rille.tensor_parallel"
 
 local stage_calls = {}
 
@@ -54,21 +55,25 @@ end
 -- the embedding cuts what it gives.
 local function enter(self, x, kept)
   local tp = self.layout.tp
-  if not tp or not rille.is_tensor(x) or not x:dtype():find "^b?f" then return x end
+  if not tp or not tp.sequence or not rille.is_tensor(x) or not x:dtype():find "^b?f" then
+    return x
+  end
+  if x:ndim() < 3 then
+    fail("sequence_parallel: the input %s has no time to be shared out: [batch, time, ...] is "
+      .. "wanted", tensor_parallel.describe(x))
+  end
   local part = tp:part(x)
   kept[part] = true
   return part
 end
 
--- The model's output, whole; but for the features of a head whose loss takes them cut.
-local function leave(self, values, keeps_features)
-  local tp, y = self.layout.tp, values[1]
+-- The model's output, whole; but for the vocabulary of a head whose loss takes it cut.
+local function leave(self, piece, values, keeps_vocab)
+  local tp, y, l = self.layout.tp, values[1], self.layout
   if not tp or not rille.is_tensor(y) then return values end
-  if not tp.features then
-    y = tp:join(y)
-  elseif not keeps_features then
-    y = tp:whole_features(y, tp.features)
-  end
+  local x = piece.batch[1]
+  local T = rille.is_tensor(x) and x:ndim() > 1 and x:size(1) or nil
+  y = tp:finish(y, l.units[#l.units], T, keeps_vocab)
   return { n = values.n, y, table.unpack(values, 2, values.n) }
 end
 
@@ -116,7 +121,7 @@ local function finish_forward(self, piece, values, live, kept)
   if y then core.data(y) end
   local tp, loss = self.layout.tp, self.loss
   local is_cut = tp and tp.features and type(loss) == "table" and loss.cut
-  local whole = leave(self, values, is_cut)
+  local whole = leave(self, piece, values, is_cut)
   if is_cut then
     loss = function(output, target) return self.loss.cut(output, target, tp) end
   end
@@ -170,7 +175,7 @@ function stage_calls.forward(self, stage, mb, ins)
   values = run_units(self, stage, piece, values, named, kept)
   local outs
   if self.wants_output and stage == self.layout.n_stages - 1 then
-    outs, piece.output = {}, leave(self, values, false)
+    outs, piece.output = {}, leave(self, piece, values, false)
   elseif stage == self.layout.n_stages - 1 then
     finish_forward(self, piece, values, live, kept)
     outs = {}

@@ -113,6 +113,7 @@ function tensor_parallel.plan(model, size, head)
   for is_tied = 0, 1 do -- a tied weight is cut as the module that owns it says
     for _, module in ipairs(model:modules()) do
       if (rawget(module, "tied") and 1 or 0) == is_tied then module:tensor_parallel(self) end
+      if module.time == "whole" and is_tied == 0 then self:keep_whole(module) end
     end
   end
   return self
@@ -133,15 +134,6 @@ function tensor_parallel.each_run(cut, rank, fn)
     if run[2] > 0 then fn(at, run[1], run[2], run[3]) end
     at = at + run[2]
   end
-end
-
---- Copies a rank's part out of a whole tensor; padding is left as it is.
-function tensor_parallel.take(cut, rank, whole, part)
-  rille.no_grad(function()
-    tensor_parallel.each_run(cut, rank, function(here, there, n)
-      part:slice(cut.dim, here, here + n):copy_(whole:slice(cut.dim, there, there + n))
-    end)
-  end)
 end
 
 --- Copies a rank's part into its place in a whole tensor.
@@ -166,24 +158,94 @@ function tensor_parallel.gather(group, cut, part, shape)
   return whole
 end
 
+--- "f32[2, 3]", for messages.
+function tensor_parallel.describe(x)
+  return ("%s[%s]"):format(x:dtype(), table.concat({ x:shape() }, ", "))
+end
+
 -- ---- what a cut layer computes
 
 ---@class rille.Tp
 ---@field size integer ranks of the group
 ---@field rank integer this one's place in it
 ---@field group rille.Group
----@field sequence boolean whether activations between layers are cut along time, in this pass
+---@field wants_sequence boolean the option sequence_parallel
+---@field sequence boolean whether activations between layers are cut along time, now
+---@field keeps_cut boolean whether a last layer's output may stay cut: in a pass of a Trainer
 local Tp = {}
 Tp.__index = Tp
+
+local TIME <const> = 1
 
 --- What modules see of the group as module._tp.
 ---@return rille.Tp
 function tensor_parallel.new(group, sequence)
   return setmetatable({ size = group:size(), rank = group:rank(), group = group,
-    sequence = sequence }, Tp)
+    wants_sequence = sequence, sequence = false, keeps_cut = false }, Tp)
 end
 
-local TIME <const> = 1
+
+--- Runs fn(...), a pass of a Trainer: outside, activations and outputs are whole. any_length: time
+--- is not cut.
+function Tp:pass(any_length, fn, ...)
+  local sequence, keeps_cut = self.sequence, self.keeps_cut
+  local _ <close> = setmetatable({}, { __close = function()
+    self.sequence, self.keeps_cut, self.last = sequence, keeps_cut, nil
+  end })
+  self.sequence, self.keeps_cut = self.wants_sequence and not any_length, true
+  return fn(...)
+end
+
+--- Remembers what a column form gave last: cut_by, whose output it is, if it is cut. Only so can be
+--- told what ends a model.
+function Tp:note_last(y, cut_by) self.last = self.keeps_cut and { y = y, cut_by = cut_by } end
+
+--- The model's output, whole, from what its last unit gave for a batch of `T` positions (nil: not
+--- known); but for the vocabulary of a head whose loss takes it cut.
+function Tp:finish(y, last_unit, T, keeps_vocab)
+  local last = self.last
+  self.last = nil
+  if last and rawequal(last.y, y) then
+    local linear = last.cut_by
+    if not linear or keeps_vocab and linear == last_unit then return y end
+    if rawget(linear, "_tp_form") == "heads" then
+      fail("%s (Linear) is cut by heads and ends the model: its parts make no whole\n    hint: "
+        .. "tp = \"column\" for it, or a \"row\" Linear behind it", linear._path)
+    end
+    return self:whole_features(y, linear.d_out)
+  end
+  if not self.sequence or rawget(last_unit, "_keeps_time") and y:ndim() < 3 then return y end
+  if y:ndim() < 2 or T and y:size(TIME) * self.size ~= T then
+    fail("sequence_parallel: the model gives %s, whose dimension 1 is no part of the T = %d "
+      .. "positions that tp ranks share out\n    hint: a module that mixes time or ends it says "
+      .. "time = \"whole\": it sees all of it", tensor_parallel.describe(y), T or -1)
+  end
+  return self:join(y)
+end
+
+--- Runs a module's forward on whole activations; what comes out is cut again where it has time.
+function Tp:whole(module, ...)
+  if not self.sequence then return module:forward(...) end
+  local first = ...
+  local function each(fn, values, like)
+    for i = 1, values.n do
+      local x = values[i]
+      local has_time = rille.is_tensor(x) and x:ndim() >= 3 and x:dtype():find "^b?f"
+      if has_time and x:ndim() == like:ndim() and x:size(TIME) == like:size(TIME) then
+        values[i] = fn(self, x)
+      end
+    end
+    return values
+  end
+  local values = each(Tp.join, table.pack(...), first)
+  first = values[1]
+  self.sequence = false
+  local _ <close> = setmetatable({}, { __close = function() self.sequence = true end })
+  values = table.pack(module:forward(table.unpack(values, 1, values.n)))
+  self.sequence = true
+  each(Tp.part, values, first)
+  return table.unpack(values, 1, values.n)
+end
 
 --- Where this rank's part of n entries begins and ends.
 function Tp:range(n, what)

@@ -226,7 +226,7 @@ end
 -- |a - b| allowed, as a share of the model's largest gradient, in the first step; and in the
 -- later ones, each time the number of updates before: weights have moved apart by then, under AdamW
 -- also where a gradient is nothing but rounding.
-local first_tolerance <const> = { f32 = 1e-6, f64 = 1e-13, bf16 = 1e-6 }
+local first_tolerance <const> = { f32 = 1e-6, f64 = 1e-13, bf16 = 1e-2 }
 local later_tolerance <const> = { f32 = 1e-5, f64 = 1e-12, bf16 = 1e-2 }
 
 local function tolerance(step, dtype)

@@ -136,6 +136,15 @@ function tensor_parallel.each_run(cut, rank, fn)
   end
 end
 
+--- Copies a rank's part out of a whole tensor; padding is left as it is.
+function tensor_parallel.take(cut, rank, whole, part)
+  rille.no_grad(function()
+    tensor_parallel.each_run(cut, rank, function(here, there, n)
+      part:slice(cut.dim, here, here + n):copy_(whole:slice(cut.dim, there, there + n))
+    end)
+  end)
+end
+
 --- Copies a rank's part into its place in a whole tensor.
 function tensor_parallel.put(cut, rank, part, whole)
   rille.no_grad(function()

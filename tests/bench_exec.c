@@ -3,10 +3,10 @@
 //
 //     mpirun -n 8 bench_exec [--ms 5] [--rounds 3] [--json]
 //
-// For each schedule, p and m: the simulated makespan with messages that take no time, the best and
-// the median measured one over it; and the median distance of an action's start from a simulation
-// with the latency of a message that was measured before. All ranks are on one machine, so that
-// their clocks agree.
+// For each schedule, p and m: the simulated makespan of the times that the stages are to take, with
+// messages that take none, the best and the median measured one over it; and the median distance of
+// an action's start from a simulation with what was measured: the latency of a message, and the
+// mean times of the actions. All ranks are on one machine, so that their clocks agree.
 #include "core/poll.h"
 #include "core/spans.h"
 #include "ops/ops.h"
@@ -132,6 +132,28 @@ static double largest(Comm *comm, double value) {
   return value;
 }
 
+// The mean times of the kinds of actions over all ranks, of a whole rank.
+static Status mean_costs(Comm *comm, const Exec *exec, const Sched *lowered, SchedCosts *costs) {
+  enum { F, B, I, W, KINDS };
+  double sums[2 * KINDS] = {0};
+  const SchedRow *row = &lowered->row[comm->rank];
+  const ExecSpan *span = exec_spans(exec);
+  for (int k = 0; k < row->count; k++) {
+    ActionKind kind = row->action[k].kind;
+    int at = kind == ACTION_F ? F : kind == ACTION_B ? B : kind == ACTION_I ? I : W;
+    if (action_resource(kind) != USES_COMPUTE) continue;
+    sums[at] += span[k].end - span[k].start;
+    sums[KINDS + at]++;
+  }
+  TRY(comm_all_reduce(comm, sums, 2 * KINDS, DT_F64, REDUCE_SUM));
+  double v = lowered->chunks;
+  for (int k = 0; k < KINDS; k++) sums[k] = sums[KINDS + k] > 0 ? v * sums[k] / sums[KINDS + k] : 0;
+  costs->F = sums[F];
+  costs->I = sums[KINDS + B] > 0 ? sums[B] / 2 : sums[I];
+  costs->W = sums[KINDS + B] > 0 ? sums[B] / 2 : sums[W];
+  return ST_OK;
+}
+
 // Compares starts with the simulation of the same list, both from the first start on any rank.
 static void measure(Comm *comm, const Exec *exec, const Sched *lowered, const SchedSim *sim,
                     double predicted, Result *out) {
@@ -184,6 +206,8 @@ static Status run_case(Ctx *ctx, Comm *comm, const Case *c, int rounds, Result *
   for (int round = 0; round < rounds; round++) {
     TRY_TO(done, comm_barrier(comm));
     TRY_TO(done, exec_run(exec));
+    TRY_TO(done, mean_costs(comm, exec, lowered, &costs));
+    TRY_TO(done, sched_simulate(&arena, &sim, lowered, &costs));
     measure(comm, exec, lowered, sim, predicted, &out[round]);
   }
 done:

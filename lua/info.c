@@ -34,12 +34,17 @@ static void machine(const Rille *r) {
   printf("memory    limit %s\n", format_bytes(memory, sizeof memory, pool_limit(r->ctx->pool)));
 }
 
-// Reads --tp N, --dp N, --pp N. Returns false for anything else.
+// Reads --tp N, --dp N, --pp N; --sequence-parallel changes nothing of who is where. Returns false
+// for anything else.
 static bool read_layout(int argc, char **argv, int size[MESH_AXES], bool *is_given) {
   *is_given = false;
   for (int axis = 0; axis < MESH_AXES; axis++) size[axis] = axis == AXIS_dp ? 0 : 1;
-  for (int i = 0; i < argc; i += 2) {
+  for (int i = 0; i < argc;) {
     int axis = 0;
+    if (strcmp(argv[i], "--sequence-parallel") == 0) {
+      i++;
+      continue;
+    }
     while (axis < MESH_AXES && (strncmp(argv[i], "--", 2) != 0 ||
                                 strcmp(argv[i] + 2, mesh_axis_name((MeshAxis)axis)) != 0))
       axis++;
@@ -48,6 +53,7 @@ static bool read_layout(int argc, char **argv, int size[MESH_AXES], bool *is_giv
     if (axis == MESH_AXES || n < 1 || n > INT32_MAX || *end) return false;
     size[axis] = (int)n;
     *is_given = true;
+    i += 2;
   }
   return true;
 }
@@ -97,7 +103,7 @@ int info_main(lua_State *L, int argc, char **argv) {
   bool has_layout;
   Comm *world;
   if (!read_layout(argc, argv, size, &has_layout)) {
-    lua_pushstring(L, "info: only --tp N, --dp N and --pp N can be given");
+    lua_pushstring(L, "info: only --tp N, --dp N, --pp N and --sequence-parallel can be given");
     return runner_report_as(L, EXIT_USAGE);
   }
   if (r->rank == 0) machine(r);

@@ -44,7 +44,7 @@ for impl in $impls; do
     "$rille" -n 2 -e 'rille.core.mesh(rille.core.comm_world(), {pp = 2, dp = 3})'
   also "$on and the command that starts them" 1 'hint: start 6 ranks \(rille -n 6 \.\.\.\)'
   job "$on info says who is where" 0 '^ *1 +node1 +[0-9,-]+ +1 +[0-9]+ +pp 0 dp 0 tp 1' \
-    env RILLE_FAKE_NODE=rank/1 RILLE_THREADS=1 "$rille" -n 4 info --tp 2 --pp 2
+    env RILLE_FAKE_NODE=rank/1 RILLE_THREADS=1 "$rille" -n 4 info --tp 2 --sequence-parallel --pp 2
   also "$on that a tp group spans nodes" 1 '^warning: tp 2 spans nodes: ranks 0 and 1 .* on node0 and node1'
   job "$on the prompt is for one process" 2 'the prompt is for one process' "$rille" -n 2 -i
 done

@@ -167,6 +167,16 @@ local function to_means(y, target) return nn.mse(y, target:mean { 1 }) end
 compare("a layer that mixes time", { model = chain(norm, Mix, norm) })
 compare("a model that ends without time", { model = chain(norm, Mix, Pool), loss = to_means })
 
+local Own = nn.class "Own"
+Own.time = "whole"
+function Own:init()
+  self.table = nn.Parameter({ 7, D }, { init = function(p) p:normal_(0, 1) end })
+end
+function Own:forward(ids) return rille.embedding(self.table, ids) end
+compare("an embedding of one's own", { ids = 7, loss = nn.cross_entropy, model = chain(Own, norm,
+  function() return nn.Attention { D, 4, causal = true } end,
+  function() return nn.Linear { D, 7 } end) })
+
 -- A head within a module of one's own.
 local function wrapped(form)
   local Wrap = nn.class "Wrap"

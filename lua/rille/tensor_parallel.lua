@@ -193,7 +193,6 @@ function tensor_parallel.new(group, sequence)
     wants_sequence = sequence, sequence = false, keeps_cut = false }, Tp)
 end
 
-
 --- Runs fn(...), a pass of a Trainer: outside, activations and outputs are whole. any_length: time
 --- is not cut.
 function Tp:pass(any_length, fn, ...)
@@ -232,27 +231,31 @@ function Tp:finish(y, last_unit, T, keeps_vocab)
   return self:join(y)
 end
 
---- Runs a module's forward on whole activations; what comes out is cut again where it has time.
-function Tp:whole(module, ...)
-  if not self.sequence then return module:forward(...) end
-  local first = ...
-  local function each(fn, values, like)
-    for i = 1, values.n do
-      local x = values[i]
-      local has_time = rille.is_tensor(x) and x:ndim() >= 3 and x:dtype():find "^b?f"
-      if has_time and x:ndim() == like:ndim() and x:size(TIME) == like:size(TIME) then
-        values[i] = fn(self, x)
-      end
-    end
-    return values
+local function is_activation(x)
+  return rille.is_tensor(x) and x:ndim() >= 3 and x:dtype():find "^b?f" ~= nil
+end
+
+--- Runs a module's forward on whole activations: what looks like its first argument is joined, ids
+--- are whole as they are. What comes out is cut again where it has all of time.
+function Tp:whole(module, first, ...)
+  if not self.sequence then return module:forward(first, ...) end
+  local values = table.pack(first, ...)
+  for i = 1, is_activation(first) and values.n or 0 do
+    local x = values[i]
+    local is_alike = is_activation(x) and x:ndim() == first:ndim()
+      and x:size(TIME) == first:size(TIME)
+    if is_alike then values[i] = self:join(x) end
   end
-  local values = each(Tp.join, table.pack(...), first)
   first = values[1]
+  local T = rille.is_tensor(first) and first:ndim() > 1 and first:size(TIME)
   self.sequence = false
   local _ <close> = setmetatable({}, { __close = function() self.sequence = true end })
   values = table.pack(module:forward(table.unpack(values, 1, values.n)))
   self.sequence = true
-  each(Tp.part, values, first)
+  for i = 1, values.n do
+    local x = values[i]
+    if is_activation(x) and x:size(TIME) == T then values[i] = self:part(x) end
+  end
   return table.unpack(values, 1, values.n)
 end
 

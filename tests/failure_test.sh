@@ -119,9 +119,8 @@ rille.print_all("stopped by " .. why)
 os.exit(75)
 END
 
-# child_of PROCESS: its first child; nothing for nothing. ps pads a small number with spaces, which it
-# does not take back.
-child_of() { [ -z "$1" ] || ps -o pid= --ppid "$1" | head -n 1 | tr -d ' '; }
+# child_of PROCESS: its first child; nothing for nothing.
+child_of() { [ -z "$1" ] || sed 's/ .*//' "/proc/$1/task/$1/children"; }
 
 # signalled CLAIM CODE SIGNAL STOPPED COMMAND...: how many ranks stop by agreement. SIGNAL is for the
 # command; launcher-KILL is for the launcher that it has started.

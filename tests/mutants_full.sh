@@ -22,7 +22,7 @@ failed=0
 # Without a mutant the same tests pass: tests/pipeline_*_test.sh.
 for mutant in "$here"/tests/mutants/${1:-*}.patch; do
   name=$(basename "$mutant" .patch)
-  if ! patch -p1 -s --no-backup-if-mismatch <"$mutant" >log 2>&1; then
+  if ! git apply -C1 "$mutant" >log 2>&1; then
     failed=1
     echo "not ok $name: the patch does not apply" && cat log
     continue
@@ -44,6 +44,6 @@ for mutant in "$here"/tests/mutants/${1:-*}.patch; do
       echo "ok $name is noticed: $(grep -m 1 -E 'not ok|rille: rank|rank [0-9]+:' log | cut -c 1-150)"
     fi
   fi
-  patch -p1 -R -s <"$mutant"
+  git apply -R -C1 "$mutant"
 done
 exit $failed

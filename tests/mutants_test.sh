@@ -2,7 +2,7 @@
 # The patches of tests/mutants/ still apply; tests/mutants_full.sh runs them.
 set -eu
 for mutant in tests/mutants/*.patch; do
-  if out=$(patch -p1 --dry-run -s <"$mutant" 2>&1); then
+  if out=$(git apply --check -C1 "$mutant" 2>&1); then
     echo "ok $(basename "$mutant") applies"
   else
     echo "not ok $(basename "$mutant") does not apply: $out"

@@ -167,6 +167,24 @@ local function to_means(y, target) return nn.mse(y, target:mean { 1 }) end
 compare("a layer that mixes time", { model = chain(norm, Mix, norm) })
 compare("a model that ends without time", { model = chain(norm, Mix, Pool), loss = to_means })
 
+-- A whole module that runs a part again in backward, and adds a loss.
+local Again = nn.class "Again"
+Again.time = "whole"
+function Again:init()
+  self.attn = nn.Attention { D, 4 }
+  self.mlp = nn.MLP { D, 12 }
+  self.drop = nn.Dropout(0.3)
+end
+function Again:forward(x)
+  x = x + self.attn(x)
+  rille.add_loss("size", x:square():mean(), 0.3)
+  return x + rille.checkpoint(function(y) return self.drop(self.mlp(y)) end, x)
+end
+for _, recompute in ipairs { false, true, "attention" } do
+  compare("recomputation within a module that sees time whole, " .. tostring(recompute),
+    { recompute = recompute, model = chain(norm, Again, norm) })
+end
+
 local Own = nn.class "Own"
 Own.time = "whole"
 function Own:init()
@@ -216,6 +234,43 @@ check.test("what cannot be made whole is refused", function()
   check.raises(function() one_step(chain(norm), { comm = alone, sequence_parallel = true }, x) end,
     "but tp is 1")
 end)
+
+check.test("what follows an end of time, or is made of cut features, is refused", function()
+  local x = rille.randn(B, T, D)
+  local Half = nn.class "Half"
+  Half.time = "whole"
+  Half.forward = function(_, y) return y:slice(1, 0, T // 2) end
+  check.raises(function()
+    one_step(chain(Half, norm), { tp = 2, sequence_parallel = true }, x, to_means)
+  end, "0 %(Half%) sees time whole and gives f32%[2, 3, 8%], which has not its T = 6 positions")
+  local Product = nn.class "Product"
+  function Product:init()
+    self.a, self.b = nn.Linear { D, D, tp = "column" }, nn.Linear { D, D, tp = "column" }
+  end
+  function Product:forward(y) return self.a(y) * self.b(y) end
+  check.raises(function()
+    one_step(chain(norm, Product), { tp = 2 }, x, function(y) return y:square():mean() end)
+  end, "1.b %(Linear%) is cut by its features, and what is made of them ends the model")
+  local Odd = nn.class "Odd"
+  Odd.time = "hole"
+  Odd.forward = function(_, y) return y end
+  check.raises(function() one_step(chain(norm, Odd), { tp = 2 }, x) end, "time = \"hole\"")
+end)
+
+do -- a loss that asks the model itself
+  local model
+  local function own_answers(y)
+    local answer = rille.no_grad(function() return model(nil) end)
+    return rille.cross_entropy(y, answer:argmax(-1):view(y:size(0), T))
+  end
+  local Ids = nn.class "Ids" -- answers for ids of its own where it is asked for none
+  function Ids:init() self.table = nn.TokenEmbedding { 7, D, std = 0.5 } end
+  function Ids:forward(ids) return self.table(ids or rille.ones(2, T):to("i64")) end
+  compare("a loss that calls the model", { ids = 7, loss = own_answers, model = function()
+    model = chain(Ids, norm, function() return nn.Linear { D, 7, tp = "vocab" } end)()
+    return model
+  end })
+end
 
 check.test("a whole parameter that drifts apart is named after the first step", function()
   local Scale = nn.class "Scale"

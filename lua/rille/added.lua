@@ -6,6 +6,7 @@ local rille = require "rille"
 local core = rille.core
 local nn = require "rille.nn"
 local expect = require "rille.expect"
+local tensor_parallel = require "rille.tensor_parallel"
 
 local added = {}
 
@@ -18,7 +19,9 @@ function added.add_loss(name, value, weight)
   local list = nn.added_losses
   if not list then return end
   if not list.is_region then value = value:keep() end
-  table.insert(list, { name = name, value = value, weight = weight or 1, unit = core.place().unit })
+  local tp = tensor_parallel.running
+  table.insert(list, { name = name, value = value, weight = weight or 1,
+    unit = core.place().unit, is_part = tp ~= nil and tp.sequence })
 end
 
 -- fn with what it adds behind its results. The losses of the first call go to `losses`; the second
@@ -42,7 +45,8 @@ local plain_checkpoint <const> = rille.checkpoint
 
 --- rille.checkpoint(fn, ...), which may add losses.
 function added.checkpoint(fn, ...)
-  local list = nn.added_losses
+  local list, tp = nn.added_losses, tensor_parallel.running
+  if tp then fn = tp:as_now(fn) end
   if not list then return plain_checkpoint(fn, ...) end
   local losses = {}
   local results = table.pack(plain_checkpoint(with_added(fn, losses), ...))

@@ -93,7 +93,8 @@ local function record_of(trainer)
   return {
     format = format, step = trainer.step_count, samples_seen = trainer.samples_seen,
     random = rille.random_state(), optimizer = trainer.optimizer.name,
-    optimizer_steps = trainer.optimizer.steps_done, fingerprint = trainer:fingerprint(),
+    optimizer_steps = trainer.optimizer.steps_done,
+    fingerprint = trainer.pipeline:common_fingerprint(),
   }
 end
 

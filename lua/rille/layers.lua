@@ -114,7 +114,7 @@ function Linear:forward(x)
   local y = tp:column(x, self:matrix(), self.bias, self.act)
   local stays_cut = tp.keeps_cut and (form ~= "vocab" or rawget(self, "_is_head"))
     or form ~= "vocab" and not rawget(self, "_is_head")
-  if not stays_cut then y = tp:whole_features(y, self.d_out) end
+  if not stays_cut then y = tp:whole_features(y, self.d_out) end -- a vocabulary, or outside a pass
   tp:note_last(y, stays_cut and self or nil)
   return y
 end

@@ -296,6 +296,14 @@ local function assign(self, first_units)
   end
 end
 
+--- Makes the model's modules belong to this layout's tp group, after those of another one did.
+function Layout:bind()
+  for _, module in ipairs(self.model:modules()) do
+    rawset(module, "_tp", self.tp)
+    rawset(module, "_keeps_time", module.time == "whole" or nil)
+  end
+end
+
 -- A last unit that is a cut Linear ends the model: of its vocabulary this rank has tp.head,
 -- {first, n} of tp.features.
 local function find_head(self, plan)
@@ -336,13 +344,11 @@ local function cut_parameters(self, loss, sequence)
   end
   self.tp = tensor_parallel.new(self.mesh:group("tp"), sequence or false)
   local last = self.units[#self.units]
+  self.tp.last_unit = last
   local has_vocab = type(loss) == "table" and loss.name == "cross_entropy"
   local plan = tensor_parallel.plan(self.model, size,
     has_vocab and getmetatable(last) == nn.Linear._instance and last or nil)
-  for _, module in ipairs(self.model:modules()) do
-    rawset(module, "_tp", self.tp)
-    rawset(module, "_keeps_time", module.time == "whole" or nil)
-  end
+  self:bind()
   find_head(self, plan)
   if sequence then check_users(self, plan) end
   for _, p in ipairs(self.params) do
@@ -367,6 +373,10 @@ local function hold(self)
     core.elsewhere(p.tensor, not p.is_here and ("stage %d, on rank %d of the pipeline"):format(
       p.stages[1], p.owner) or nil)
     if not p.is_here then core.unplace(p.tensor) end
+    if not p.cut and core.shard_of(p.tensor) then
+      fail.usage("%s is cut over tp ranks by an earlier Trainer or Pipeline of this model: another "
+        .. "tp needs a model of its own", p.name)
+    end
     if p.is_here and p.cut then
       local have = core.shard_of(p.tensor) -- of an earlier Trainer or Pipeline
       local is_cut = have and have.dim == p.cut.dim and have.size == p.cut.size

@@ -137,6 +137,7 @@ end
 local function pass(self, any_length, method, ...)
   local tp = self.layout.tp
   if not tp then return method(self.exec, ...) end
+  if rawget(self.layout.model, "_tp") ~= tp then self.layout:bind() end
   return tp:pass(any_length, method, self.exec, ...)
 end
 

@@ -125,7 +125,9 @@ local function finish_forward(self, piece, values, live, kept)
   if is_cut then
     loss = function(output, target) return self.loss.cut(output, target, tp) end
   end
-  local sum, count, is_mean = targets.loss(loss, whole, y, piece.n)
+  local run_loss = targets.loss
+  if tp then run_loss = function(...) return tp:outside(targets.loss, ...) end end
+  local sum, count, is_mean = run_loss(loss, whole, y, piece.n)
   drop_inputs(values, { n = 0 }, kept, {})
   if whole ~= values then drop_inputs(whole, values, kept, {}) end
   now.slots = now.slots or targets.slots(self.loss, piece.batch[2], now.samples, is_mean)
@@ -137,21 +139,22 @@ local function finish_forward(self, piece, values, live, kept)
   live.sum = sum
 end
 
--- What this rank's value of an added loss counts: with activations cut along time, that is the mean
--- over its part.
+-- What this rank's value of an added loss counts: of activations cut along time it is the mean over
+-- its part.
 local function added_share(self, added, piece)
-  local tp = self.layout.tp
-  return added.weight * piece.n / self.now.samples / (tp and tp.sequence and tp.size or 1)
+  local parts = added.is_part and self.layout.tp.size or 1
+  return added.weight * piece.n / self.now.samples / parts
 end
 
 -- Remembers what added losses are worth, for the step's sums.
 local function note_added(self, mb, piece)
-  local tp = self.layout.tp
-  for k, added in ipairs(tp and tp.rank > 0 and not tp.sequence and {} or nn.added_losses) do
-    table.insert(self.now.added, {
-      name = added.name, mb = mb, unit = added.unit, k = k,
-      value = added_share(self, added, piece) * added.value:item(),
-    })
+  for k, added in ipairs(nn.added_losses) do
+    if added.is_part or self.layout:is_first_of_tp() then
+      table.insert(self.now.added, {
+        name = added.name, mb = mb, unit = added.unit, k = k,
+        value = added_share(self, added, piece) * added.value:item(),
+      })
+    end
   end
   nn.added_losses = nil
 end

@@ -113,6 +113,10 @@ function tensor_parallel.plan(model, size, head)
   for is_tied = 0, 1 do -- a tied weight is cut as the module that owns it says
     for _, module in ipairs(model:modules()) do
       if (rawget(module, "tied") and 1 or 0) == is_tied then module:tensor_parallel(self) end
+      if type(module.time) == "string" and module.time ~= "whole" then
+        fail.usage("%s (%s): time = %q means nothing, \"whole\" does", module._path, module._class,
+          module.time)
+      end
       if module.time == "whole" and is_tied == 0 then self:keep_whole(module) end
     end
   end
@@ -193,36 +197,59 @@ function tensor_parallel.new(group, sequence)
     wants_sequence = sequence, sequence = false, keeps_cut = false }, Tp)
 end
 
+-- Runs fn(...) with other settings.
+local function with(self, sequence, keeps_cut, fn, ...)
+  local before <const> = { self.sequence, self.keeps_cut, tensor_parallel.running }
+  local _ <close> = setmetatable({}, { __close = function()
+    self.sequence, self.keeps_cut, tensor_parallel.running = before[1], before[2], before[3]
+  end })
+  self.sequence, self.keeps_cut, tensor_parallel.running = sequence, keeps_cut, self
+  return fn(...)
+end
+
 --- Runs fn(...), a pass of a Trainer: outside, activations and outputs are whole. any_length: time
 --- is not cut.
 function Tp:pass(any_length, fn, ...)
-  local sequence, keeps_cut = self.sequence, self.keeps_cut
-  local _ <close> = setmetatable({}, { __close = function()
-    self.sequence, self.keeps_cut, self.last = sequence, keeps_cut, nil
-  end })
-  self.sequence, self.keeps_cut = self.wants_sequence and not any_length, true
-  return fn(...)
+  self.last, self.open = nil, nil
+  return with(self, self.wants_sequence and not any_length, true, fn, ...)
+end
+
+--- Runs fn(...) within a pass as if it were outside: a loss that calls a model.
+function Tp:outside(fn, ...) return with(self, false, false, fn, ...) end
+
+--- fn for a second run in backward, when this pass is over: with the settings of now.
+function Tp:as_now(fn)
+  local sequence <const>, keeps_cut <const> = self.sequence, self.keeps_cut
+  return function(...) return with(self, sequence, keeps_cut, fn, ...) end
 end
 
 --- Remembers what a column form gave last: cut_by, whose output it is, if it is cut. Only so can be
 --- told what ends a model.
-function Tp:note_last(y, cut_by) self.last = self.keeps_cut and { y = y, cut_by = cut_by } end
+function Tp:note_last(y, cut_by)
+  self.last, self.open = self.keeps_cut and { y = y, cut_by = cut_by }, cut_by
+end
 
 --- The model's output, whole, from what its last unit gave for a batch of `T` positions (nil: not
 --- known); but for the vocabulary of a head whose loss takes it cut.
 function Tp:finish(y, last_unit, T, keeps_vocab)
-  local last = self.last
-  self.last = nil
-  if last and rawequal(last.y, y) then
-    local linear = last.cut_by
-    if not linear or keeps_vocab and linear == last_unit then return y end
+  local last, linear = self.last, self.open
+  self.last, self.open = nil, nil
+  local is_last = last and rawequal(last.y, y)
+  if linear and (is_last or linear == last_unit) then -- as it is, or changed by a hook
+    if keeps_vocab and linear == last_unit then return y end
     if rawget(linear, "_tp_form") == "heads" then
       fail("%s (Linear) is cut by heads and ends the model: its parts make no whole\n    hint: "
         .. "tp = \"column\" for it, or a \"row\" Linear behind it", linear._path)
     end
     return self:whole_features(y, linear.d_out)
+  elseif linear then
+    fail("%s (Linear) is cut by its features, and what is made of them ends the model, as %s\n"
+      .. "    hint: a \"row\" Linear behind it, or let it be the last itself", linear._path,
+      tensor_parallel.describe(y))
   end
-  if not self.sequence or rawget(last_unit, "_keeps_time") and y:ndim() < 3 then return y end
+  local has_ended = rawget(last_unit, "_keeps_time") and (y:ndim() < 3 or y:size(TIME) ~=
+    (T and T // self.size))
+  if is_last or not self.sequence or has_ended then return y end
   if y:ndim() < 2 or T and y:size(TIME) * self.size ~= T then
     fail("sequence_parallel: the model gives %s, whose dimension 1 is no part of the T = %d "
       .. "positions that tp ranks share out\n    hint: a module that mixes time or ends it says "
@@ -235,27 +262,37 @@ local function is_activation(x)
   return rille.is_tensor(x) and x:ndim() >= 3 and x:dtype():find "^b?f" ~= nil
 end
 
---- Runs a module's forward on whole activations: what looks like its first argument is joined, ids
---- are whole as they are. What comes out is cut again where it has all of time.
+-- What a module with time = "whole" gives: cut again. Without all of time it can only end a model.
+local function cut_again(self, module, values, T)
+  for i = 1, values.n do
+    local x = values[i]
+    if is_activation(x) and x:size(TIME) == T then
+      values[i] = self:part(x)
+    elseif rille.is_tensor(x) and x:ndim() > 0 and module ~= self.last_unit then
+      fail("%s (%s) sees time whole and gives %s, which has not its T = %d positions: what comes "
+        .. "behind it takes it for a part\n    hint: only the model's last unit may end time: put "
+        .. "what follows into it", module._path, module._class, tensor_parallel.describe(x), T)
+    end
+  end
+end
+
+--- Runs a module's forward on whole activations: arguments that are parts of time are joined, ids
+--- are whole as they are. What comes out is cut again.
 function Tp:whole(module, first, ...)
   if not self.sequence then return module:forward(first, ...) end
   local values = table.pack(first, ...)
-  for i = 1, is_activation(first) and values.n or 0 do
-    local x = values[i]
-    local is_alike = is_activation(x) and x:ndim() == first:ndim()
-      and x:size(TIME) == first:size(TIME)
-    if is_alike then values[i] = self:join(x) end
-  end
-  first = values[1]
-  local T = rille.is_tensor(first) and first:ndim() > 1 and first:size(TIME)
-  self.sequence = false
-  local _ <close> = setmetatable({}, { __close = function() self.sequence = true end })
-  values = table.pack(module:forward(table.unpack(values, 1, values.n)))
-  self.sequence = true
+  local T = is_activation(first) and first:size(TIME) * self.size
+    or rille.is_tensor(first) and first:ndim() > 1 and first:size(TIME) or -1
   for i = 1, values.n do
     local x = values[i]
-    if is_activation(x) and x:size(TIME) == T then values[i] = self:part(x) end
+    local is_part = is_activation(x) and x:size(TIME) * self.size == T
+    if is_part and (x:ndim() == first:ndim() or not is_activation(first)) then
+      values[i] = self:join(x)
+    end
   end
+  values = table.pack(with(self, false, self.keeps_cut, module.forward, module,
+    table.unpack(values, 1, values.n)))
+  cut_again(self, module, values, T)
   return table.unpack(values, 1, values.n)
 end
 
@@ -315,6 +352,7 @@ end
 --- y = x weight' + bias of a row form: the bias is added once, to the sum.
 function Tp:row(x, weight, bias)
   local y = self:leave(rille.linear(x, weight))
+  self.open = nil
   return bias and y + bias or y
 end
 

@@ -155,8 +155,9 @@ static void decide_places(void) {
   pool.is_passive = wait && strcmp(wait, "passive") == 0;
   if (!wait || (strcmp(wait, "passive") != 0 && strcmp(wait, "active") != 0))
     pool.is_passive = !fits;
-  // Ranks of one thread each may be packed on one core too; where all is well they have one each.
-  bool shares_node = n_sharing > 1 && !pool.is_passive;
+  // Ranks of one thread each may be packed on one core too: where they fill the machine, each gets
+  // one.
+  bool shares_node = n_sharing > 1 && !pool.is_passive && pool.n_wanted * n_sharing == n_cpus;
   pool.is_pinned = fits && (pool.n_wanted > 1 || shares_node);
 }
 

@@ -34,9 +34,9 @@ typedef struct GradSum {
 } GradSum;
 // Starts it. all: row-major, nobody else's, taken over; dim < 0: every rank gets the whole sum,
 // else its part along dim. After an error grad_sum_end is still owed.
-Status grad_sum_start(GradCall *call, Comm *comm, int dim, Tensor *all, GradSum *out);
+Status grad_sum_start(GradCall *call, Comm *comm, int dim, Tensor *all, GradSum *s);
 // Waits for it; weight gradients that wait for their turn run meanwhile. *out is the caller's.
-Status grad_sum_finish(GradCall *call, GradSum *sum, Tensor **out);
-void grad_sum_end(Ctx *ctx, GradSum *sum);
+Status grad_sum_finish(GradCall *call, GradSum *s, Tensor **out);
+void grad_sum_end(Ctx *ctx, GradSum *s);
 
 #endif

@@ -289,7 +289,12 @@ local function cases_of(mode, what)
     dimensions = dimensions, is_valid = is_valid, seed = 1,
   }
   if covered ~= n_pairs then error(("only %d of %d pairs"):format(covered, n_pairs), 0) end
-  return cases, ("%d cases, all %d pairs of values"):format(#cases, n_pairs)
+  if mode ~= "--every" then
+    return cases, ("%d cases, all %d pairs of values"):format(#cases, n_pairs)
+  end
+  local some, step = {}, math.tointeger(tonumber(what))
+  for i = 1, #cases, step do table.insert(some, cases[i]) end
+  return some, ("%d of the %d cases in which all pairs of values meet"):format(#some, #cases)
 end
 
 local mode, what = arg[1], arg[2]

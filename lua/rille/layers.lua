@@ -112,9 +112,9 @@ function Linear:forward(x)
     return self.act == 0 and y or rille[self.act_name](y)
   end
   local y = tp:column(x, self:matrix(), self.bias, self.act)
-  local stays_cut = tp.keeps_cut and (form ~= "vocab" or rawget(self, "_is_head"))
-    or form ~= "vocab" and not rawget(self, "_is_head")
-  if not stays_cut then y = tp:whole_features(y, self.d_out) end -- a vocabulary, or outside a pass
+  local stays_cut = form ~= "vocab"
+  if rawget(self, "_is_head") then stays_cut = tp.keeps_cut end -- outside a pass outputs are whole
+  if not stays_cut then y = tp:whole_features(y, self.d_out) end
   tp:note_last(y, stays_cut and self or nil)
   return y
 end

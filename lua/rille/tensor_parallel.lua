@@ -140,22 +140,23 @@ function tensor_parallel.each_run(cut, rank, fn)
   end
 end
 
---- Copies a rank's part out of a whole tensor; padding is left as it is.
-function tensor_parallel.take(cut, rank, whole, part)
+-- Calls fn(of the part, of the whole) for the stretches that they have in common.
+local function each_stretch(cut, rank, whole, part, fn)
   rille.no_grad(function()
     tensor_parallel.each_run(cut, rank, function(here, there, n)
-      part:slice(cut.dim, here, here + n):copy_(whole:slice(cut.dim, there, there + n))
+      fn(part:slice(cut.dim, here, here + n), whole:slice(cut.dim, there, there + n))
     end)
   end)
 end
 
+--- Copies a rank's part out of a whole tensor; padding is left as it is.
+function tensor_parallel.take(cut, rank, whole, part)
+  each_stretch(cut, rank, whole, part, function(mine, all) mine:copy_(all) end)
+end
+
 --- Copies a rank's part into its place in a whole tensor.
 function tensor_parallel.put(cut, rank, part, whole)
-  rille.no_grad(function()
-    tensor_parallel.each_run(cut, rank, function(here, there, n)
-      whole:slice(cut.dim, there, there + n):copy_(part:slice(cut.dim, here, here + n))
-    end)
-  end)
+  each_stretch(cut, rank, whole, part, function(mine, all) all:copy_(mine) end)
 end
 
 --- The whole of which every rank of the group has a part; for all of them. One part is on its way

@@ -109,9 +109,14 @@ Tensor *expr_sum_to(Expr *e, Tensor *a, const TensorSpec *spec) {
   if (e->status != ST_OK || !a) return NULL;
   OpArgs args = {.n_list = 0};
   int lead = a->ndim - spec->ndim;
-  for (int d = 0; d < a->ndim; d++)
-    if (d < lead || spec->shape[d - lead] != a->shape[d]) args.list[args.n_list++] = d;
+  int64_t terms = 1;
+  for (int d = 0; d < a->ndim; d++) {
+    if (d >= lead && spec->shape[d - lead] == a->shape[d]) continue;
+    args.list[args.n_list++] = d;
+    terms *= a->shape[d];
+  }
   if (args.n_list == 0) return a;
+  if (terms == 1) return expr_view(e, a, spec->ndim, spec->shape);
   return expr_view(e, expr_n(e, OP_sum, &args, &a, 1), spec->ndim, spec->shape);
 }
 

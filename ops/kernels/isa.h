@@ -134,6 +134,23 @@ INLINE vec_f64 sqrt_f64(vec_f64 a) {
 #endif
 #endif
 
+// a < b ? x : y, lane by lane.
+#if VECTOR_BYTES == 64
+INLINE vec_f32 less_f32(vec_f32 a, vec_f32 b, vec_f32 x, vec_f32 y) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x);
+}
+INLINE vec_f64 less_f64(vec_f64 a, vec_f64 b, vec_f64 x, vec_f64 y) {
+  return _mm512_mask_blend_pd(_mm512_cmp_pd_mask(a, b, _CMP_LT_OQ), y, x);
+}
+#else
+INLINE vec_f32 less_f32(vec_f32 a, vec_f32 b, vec_f32 x, vec_f32 y) {
+  return select_f32(a < b, x, y);
+}
+INLINE vec_f64 less_f64(vec_f64 a, vec_f64 b, vec_f64 x, vec_f64 y) {
+  return select_f64(a < b, x, y);
+}
+#endif
+
 // One lane's multiply-add, with the rounding of fma_*.
 #if VECTOR_BYTES > 16
 INLINE float fma1_f32(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
@@ -143,15 +160,45 @@ INLINE float fma1_f32(float a, float b, float c) { return a * b + c; }
 INLINE double fma1_f64(double a, double b, double c) { return a * b + c; }
 #endif
 
-// Horizontal sum and maximum, always as the same tree.
+// Horizontal sum: upper half to lower half until one lane is left.
+#if VECTOR_BYTES > 16
+#if VECTOR_BYTES == 64
+INLINE __m256 halves_f32(vec_f32 v) {
+  return _mm512_castps512_ps256(v) + _mm512_extractf32x8_ps(v, 1);
+}
+INLINE __m256d halves_f64(vec_f64 v) {
+  return _mm512_castpd512_pd256(v) + _mm512_extractf64x4_pd(v, 1);
+}
+#else
+INLINE __m256 halves_f32(vec_f32 v) { return v; }
+INLINE __m256d halves_f64(vec_f64 v) { return v; }
+#endif
+INLINE float hsum_f32(vec_f32 v) {
+  __m256 eight = halves_f32(v);
+  __m128 four = _mm256_castps256_ps128(eight) + _mm256_extractf128_ps(eight, 1);
+  __m128 two = four + _mm_movehl_ps(four, four);
+  return two[0] + two[1];
+}
+INLINE double hsum_f64(vec_f64 v) {
+  __m256d four = halves_f64(v);
+  __m128d two = _mm256_castpd256_pd128(four) + _mm256_extractf128_pd(four, 1);
+  return two[0] + two[1];
+}
+#else
+#define X(R, T, I)                                                \
+  INLINE T hsum_##R(vec_##R v) {                                  \
+    T lanes[LANES_##R];                                           \
+    store_##R(lanes, v);                                          \
+    for (int half = LANES_##R / 2; half > 0; half /= 2)           \
+      for (int i = 0; i < half; i++) lanes[i] += lanes[i + half]; \
+    return lanes[0];                                              \
+  }
+FOR_REALS(X)
+#undef X
+#endif
+
+// Horizontal maximum; NaN if there is one.
 #define X(R, T, I)                                                  \
-  INLINE T hsum_##R(vec_##R v) {                                    \
-    T lanes[LANES_##R];                                             \
-    store_##R(lanes, v);                                            \
-    for (int half = LANES_##R / 2; half > 0; half /= 2)             \
-      for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];   \
-    return lanes[0];                                                \
-  }                                                                 \
   INLINE T hmax_##R(vec_##R v) {                                    \
     T lanes[LANES_##R];                                             \
     store_##R(lanes, v);                                            \

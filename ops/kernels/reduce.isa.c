@@ -7,7 +7,7 @@
 #include "ops/kernels/threads.h"
 #include "ops/kernels/vmath.h"
 
-enum { ROW_BLOCK = 4096, COLUMN_BLOCK = 64, STRIP = 1024, REDUCE_WORK = 32768 };
+enum { ROW_BLOCK = 4096, COLUMN_BLOCK = 64, ROWS_AT_ONCE = 8, STRIP = 1024, REDUCE_WORK = 32768 };
 
 #define BODY "ops/kernels/reduce.inc"
 #include "ops/kernels/each_real.inc"

@@ -9,14 +9,30 @@
 #include "ops/kernels/isa.h"
 
 // ---- f32 ------------------------------------------------------------------------------------
+// The lanes whose x is at least a limit, or NaN. shown: the others are 0; where the last operation
+// masks them anyway, x is left as it is.
+#if VECTOR_BYTES == 64
+typedef __mmask16 NotBelow;
+INLINE NotBelow not_below(vec_f32 x, float limit) {
+  return _mm512_cmp_ps_mask(x, set1_f32(limit), _CMP_NLT_UQ);
+}
+INLINE vec_f32 shown(NotBelow mask, vec_f32 x) {
+  (void)mask;
+  return x;
+}
+#else
+typedef mask_f32 NotBelow;
+INLINE NotBelow not_below(vec_f32 x, float limit) { return ~(mask_f32)(x < set1_f32(limit)); }
+INLINE vec_f32 shown(NotBelow mask, vec_f32 x) { return (vec_f32)(mask & (mask_f32)x); }
+#endif
+
 // exp: x = n ln2 + r, |r| <= ln2/2; e^r by polynomial; 2^n by its bits, in two steps so that
 // results that overflow or are subnormal come out right. What is 0 in any case (masked scores, say)
 // is kept from underflowing, which takes the processor a hundred cycles.
 INLINE vec_f32 vexp_f32(vec_f32 x) {
   const vec_f32 magic = set1_f32(12582912.0f); // 1.5 * 2^23: adding it rounds to an integer
-  mask_f32 is_zero = x < set1_f32(-104.0f);
-  x = select_f32(is_zero, set1_f32(0.0f), x);
-  x = min_f32(set1_f32(89.0f), x);
+  NotBelow mask = not_below(x, -104.0f);
+  x = min_f32(set1_f32(89.0f), shown(mask, x));
   vec_f32 shifted = fma_f32(x, set1_f32(1.44269504f), magic);
   vec_f32 n = shifted - magic;
   vec_f32 r = fma_f32(n, set1_f32(-0.693145752f), x); // ln2, upper bits
@@ -28,22 +44,22 @@ INLINE vec_f32 vexp_f32(vec_f32 x) {
   p = fma_f32(p, r, set1_f32(0.499999940f));
   p = fma_f32(r * r, p, r) + set1_f32(1.0f);
 #if VECTOR_BYTES == 64
-  p = _mm512_scalef_ps(p, n);
+  return _mm512_maskz_scalef_ps(mask, p, n);
 #else
   mask_f32 exponent = (mask_f32)shifted - (mask_f32)magic;
   mask_f32 half = exponent >> 1;
   p *= (vec_f32)((half + 127) << 23);
   p *= (vec_f32)((exponent - half + 127) << 23);
+  return shown(mask, p);
 #endif
-  return select_f32(is_zero, set1_f32(0.0f), p);
 }
 
 // 2^x for x below 127, nothing lost to reducing the argument; 0 below -126, where it would be
 // subnormal.
 INLINE vec_f32 vexp2_f32(vec_f32 x) {
   const vec_f32 magic = set1_f32(12582912.0f);
-  mask_f32 is_zero = x < set1_f32(-126.0f);
-  x = select_f32(is_zero, set1_f32(0.0f), x);
+  NotBelow mask = not_below(x, -126.0f);
+  x = shown(mask, x);
   vec_f32 shifted = x + magic, n = shifted - magic, r = x - n;
   vec_f32 p = set1_f32(0.00015353362f);
   p = fma_f32(p, r, set1_f32(0.0013398875f));
@@ -53,11 +69,10 @@ INLINE vec_f32 vexp2_f32(vec_f32 x) {
   p = fma_f32(p, r, set1_f32(0.693147182f));
   p = fma_f32(p, r, set1_f32(1.0f));
 #if VECTOR_BYTES == 64
-  p = _mm512_scalef_ps(p, n);
+  return _mm512_maskz_scalef_ps(mask, p, n);
 #else
-  p *= (vec_f32)((((mask_f32)shifted - (mask_f32)magic) + 127) << 23);
+  return shown(mask, p * (vec_f32)((((mask_f32)shifted - (mask_f32)magic) + 127) << 23));
 #endif
-  return select_f32(is_zero, set1_f32(0.0f), p);
 }
 
 // log: x = 2^e m, m in [sqrt(1/2), sqrt(2)); log(1+f) = f - f^2/2 + f^3 P(f).
@@ -99,7 +114,7 @@ INLINE vec_f32 vtanh_f32(vec_f32 x) {
   p = fma_f32(p, s, set1_f32(-0.333332807f));
   vec_f32 low = fma_f32(p * s, a, a);
   vec_f32 high = set1_f32(1.0f) - set1_f32(2.0f) / (vexp_f32(a + a) + set1_f32(1.0f));
-  return copysign_f32(select_f32(a < set1_f32(0.625f), low, high), x);
+  return copysign_f32(less_f32(a, set1_f32(0.625f), low, high), x);
 }
 
 // erf: odd polynomial below 1, 1 - e^-g(x) above, g = -log erfc by polynomial.
@@ -121,7 +136,7 @@ INLINE vec_f32 verf_f32(vec_f32 x) {
   g = fma_f32(g, a, set1_f32(1.12957835f));
   g = fma_f32(g, a, set1_f32(-0.000188036836f));
   vec_f32 high = set1_f32(1.0f) - vexp_f32(-g);
-  return copysign_f32(select_f32(a < set1_f32(1.0f), p * a, high), x);
+  return copysign_f32(less_f32(a, set1_f32(1.0f), p * a, high), x);
 }
 
 // The standard normal distribution: e^-g(a) / 2 = erfc(a) / 2 at a = |x| / sqrt(2), g by
@@ -138,8 +153,8 @@ INLINE vec_f32 vcdf_f32(vec_f32 x) {
   g = fma_f32(g, a, set1_f32(0.636616111f));
   g = fma_f32(g, a, set1_f32(1.12837934f));
   vec_f32 tail = vexp_f32(-(g * a)) * set1_f32(0.5f);
-  tail = select_f32(full > set1_f32(4.15f), set1_f32(0.0f), tail);
-  return select_f32(x < set1_f32(0.0f), tail, set1_f32(1.0f) - tail);
+  tail = less_f32(set1_f32(4.15f), full, set1_f32(0.0f), tail);
+  return less_f32(x, set1_f32(0.0f), tail, set1_f32(1.0f) - tail);
 }
 
 // ---- f64: libm, lane by lane ------------------------------------------------------------------

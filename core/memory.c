@@ -26,7 +26,23 @@ enum {
   COARSE_CLASSES = STEPS * 40,
   CLASSES = FINE_CLASSES + COARSE_CLASSES,
 };
-static const size_t HUGE_PAGE = (size_t)2 << 20; // blocks that hold one or more ask for them
+// Blocks that hold a huge page or more ask for them. Smaller ones from SLAB_FROM on are cut from
+// slabs of huge pages, for on small pages a good part of the time of a light kernel goes to looking
+// up addresses; a pool that holds little stays on small ones, which a page of memory fills. (The
+// address sanitizer watches blocks of their own.)
+static const size_t HUGE_PAGE = (size_t)2 << 20, SLAB = (size_t)8 << 20, SLAB_FROM = 16 << 10;
+#if defined(__SANITIZE_ADDRESS__)
+static const bool HAS_SLABS = false;
+#else
+static const bool HAS_SLABS = true;
+#endif
+
+typedef struct Slab {
+  struct Slab *next;
+  char *memory; // SLAB bytes
+  size_t used;  // cut off from its start
+  size_t free;  // of those, what pool_trim found in the free lists
+} Slab;
 
 typedef struct FreeBlock {
   struct FreeBlock *next;
@@ -34,6 +50,7 @@ typedef struct FreeBlock {
 
 struct Pool {
   FreeBlock *free_blocks[CLASSES];
+  Slab *slabs; // the newest first
   MemUse use[MEM_KINDS];
   MemUse total;
   size_t cached; // bytes in the free lists
@@ -62,6 +79,12 @@ static int class_of(size_t bytes, size_t *block_bytes) {
   return FINE_CLASSES + (log2 - 12) * STEPS + (int)k - 1;
 }
 
+static size_t bytes_of(int class) {
+  if (class < FINE_CLASSES) return (size_t)(class + 1) * ALIGN;
+  size_t base = (size_t)1 << (12 + (class - FINE_CLASSES) / STEPS);
+  return base + (size_t)((class - FINE_CLASSES) % STEPS + 1) * (base / STEPS);
+}
+
 static size_t read_number(const char *path) {
   FILE *f = fopen(path, "r");
   if (!f) return 0;
@@ -86,26 +109,74 @@ Status pool_new(size_t limit, Pool **out) {
   return ST_OK;
 }
 
-static void *system_alloc(size_t block_bytes) {
-  if (block_bytes < HUGE_PAGE) return aligned_alloc(ALIGN, block_bytes);
-  void *p = aligned_alloc(HUGE_PAGE, round_up(block_bytes, HUGE_PAGE));
+static void *huge_alloc(size_t bytes) {
+  void *p = aligned_alloc(HUGE_PAGE, round_up(bytes, HUGE_PAGE));
   // Whole ones only: what lies after the last of them stays on small pages, and costs no more.
-  if (p) madvise(p, block_bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
+  if (p) madvise(p, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
   return p;
 }
 
-void pool_trim(Pool *pool) {
-  for (int k = 0; k < CLASSES; k++) {
-    FreeBlock *block = pool->free_blocks[k];
-    pool->free_blocks[k] = NULL;
-    while (block) {
-      UNPOISON(block, sizeof *block);
-      FreeBlock *next = block->next;
-      free(block);
-      block = next;
+static void *slab_alloc(Pool *pool, size_t block_bytes) {
+  Slab *slab = pool->slabs;
+  if (!slab || SLAB - slab->used < block_bytes) {
+    slab = malloc(sizeof *slab);
+    char *memory = slab ? huge_alloc(SLAB) : NULL;
+    if (!memory) {
+      free(slab);
+      return NULL;
     }
+    *slab = (Slab){.next = pool->slabs, .memory = memory};
+    pool->slabs = slab;
   }
-  pool->cached = 0;
+  void *p = slab->memory + slab->used;
+  slab->used += block_bytes;
+  return p;
+}
+
+static void *system_alloc(Pool *pool, size_t block_bytes) {
+  if (block_bytes >= HUGE_PAGE) return huge_alloc(block_bytes);
+  if (HAS_SLABS && block_bytes >= SLAB_FROM && pool->total.current + pool->cached >= HUGE_PAGE)
+    return slab_alloc(pool, block_bytes);
+  return aligned_alloc(ALIGN, block_bytes);
+}
+
+// The slab that a block was cut from, or NULL.
+static Slab *slab_of(const Pool *pool, const FreeBlock *block) {
+  Slab *slab = pool->slabs;
+  while (slab && (size_t)((uintptr_t)block - (uintptr_t)slab->memory) >= SLAB) slab = slab->next;
+  return slab;
+}
+
+static bool all_free(const Slab *slab) { return slab->free == slab->used; }
+
+void pool_trim(Pool *pool) {
+  for (Slab *slab = pool->slabs; slab; slab = slab->next) slab->free = 0;
+  for (int k = 0; k < CLASSES; k++)
+    for (FreeBlock *block = pool->slabs ? pool->free_blocks[k] : NULL; block; block = block->next) {
+      Slab *slab = slab_of(pool, block);
+      if (slab) slab->free += bytes_of(k);
+    }
+  for (int k = 0; k < CLASSES; k++)
+    for (FreeBlock **at = &pool->free_blocks[k], *block; (block = *at);) {
+      UNPOISON(block, sizeof *block);
+      Slab *slab = slab_of(pool, block);
+      if (slab && !all_free(slab)) {
+        at = &block->next;
+        continue;
+      }
+      *at = block->next;
+      pool->cached -= bytes_of(k);
+      if (!slab) free(block);
+    }
+  for (Slab **at = &pool->slabs, *slab; (slab = *at);) {
+    if (!all_free(slab)) {
+      at = &slab->next;
+      continue;
+    }
+    *at = slab->next;
+    free(slab->memory);
+    free(slab);
+  }
 }
 
 void pool_delete(Pool *pool) {
@@ -161,10 +232,10 @@ static void *take(Pool *pool, size_t rounded, size_t block_bytes, int class) {
     return block;
   }
   if (pool->total.current + pool->cached + block_bytes > pool->limit) pool_trim(pool);
-  void *p = system_alloc(block_bytes);
+  void *p = system_alloc(pool, block_bytes);
   if (!p && pool->cached) {
     pool_trim(pool);
-    p = system_alloc(block_bytes);
+    p = system_alloc(pool, block_bytes);
   }
   return p;
 }

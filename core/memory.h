@@ -64,7 +64,7 @@ void pool_free(Pool *pool, void *block, size_t bytes, MemKind kind);
 // Moves `bytes` of accounting from one kind to another (a block changes its role).
 void pool_recount(Pool *pool, size_t bytes, MemKind from, MemKind to);
 
-// Gives all cached blocks back to the system.
+// Gives cached blocks back to the system; those of a slab (memory.c) once all of it is free.
 void pool_trim(Pool *pool);
 
 MemUse pool_use(const Pool *pool, MemKind kind);

@@ -63,6 +63,8 @@ return {
       halves = 0.95 * M / (M + RANKS - 1), -- times what the bubble leaves
       eager = 1.4,
     }),
+  ranks("interleaved", "pp2", "the same, interleaved 1F1B, 2 stages a rank",
+    { "eager", "1f1b" }, { ["1f1b"] = 1.4 }),
   ranks("replicas", "dp", "the same step, 2 replicas", { "eager" }, { eager = 1.2 }),
   ranks("tensor", "tp", "the same step, its layers cut over 2 ranks", { "eager" },
     { eager = 1.2 }),

@@ -1,8 +1,9 @@
 """PyTorch's side of the benchmarks of several ranks: torch.distributed over gloo, 1 thread a rank.
 
-Usage: peer_pipeline.py pp|dp|tp LAYERS HEADS D T B VOCAB M RANKS
+Usage: peer_pipeline.py pp|pp2|dp|tp LAYERS HEADS D T B VOCAB M RANKS
 
-pp: torch.distributed.pipelining, 1F1B, the same split; dp: DistributedDataParallel; tp: peer_tensor.py.
+pp: torch.distributed.pipelining, 1F1B, the same split; pp2: interleaved 1F1B, two stages a rank;
+dp: DistributedDataParallel; tp: peer_tensor.py.
 The first rank answers (scripts/bench.d/worker.lua has the protocol); the others are started by it.
 """
 
@@ -22,46 +23,62 @@ def make_optimizer(torch, module):
     return torch.optim.AdamW(groups, lr=3e-4, betas=(0.9, 0.95), fused=True)
 
 
-def half_model(torch, model, rank, ranks):
-    """This rank's layers as a module: embedding first, norm and head last (a weight of its own)."""
+def stage_model(torch, model, index, stages):
+    """A stage's layers as a module: embedding first, norm and head last (a weight of its own).
+
+    The layers are cut as Rille cuts them: embedding and head count as one layer each.
+    """
     nn, F = torch.nn, torch.nn.functional
     layers = len(model.h)
-    first, last = rank * layers // ranks, (rank + 1) * layers // ranks
 
-    class Half(nn.Module):
+    def first_of(stage):
+        return min(layers, max(0, stage * (layers + 2) // stages - 1))
+
+    class Part(nn.Module):
         def __init__(self):
             super().__init__()
-            self.h = nn.ModuleList(model.h[first:last])
-            if rank == 0:
+            self.h = nn.ModuleList(model.h[first_of(index) : first_of(index + 1)])
+            if index == 0:
                 self.wte, self.wpe = model.wte, model.wpe
                 self.register_buffer("position", model.position)
-            if rank == ranks - 1:
+            if index == stages - 1:
                 self.ln_f = model.ln_f
                 self.head = nn.Linear(model.wte.embedding_dim, model.wte.num_embeddings, bias=False)
 
         def forward(self, x):
-            if rank == 0:
+            if index == 0:
                 x = self.wte(x) + self.wpe(self.position[: x.shape[1]])
             for block in self.h:
                 x = block(x)
-            return self.head(self.ln_f(x)) if rank == ranks - 1 else x
+            return self.head(self.ln_f(x)) if index == stages - 1 else x
 
     def loss(logits, targets):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
-    return Half(), loss
+    return Part(), loss
 
 
-def pipeline_step(torch, shape, rank, ranks):
-    """Clipping is by the norm of a rank's own half: PyTorch has no global one for a pipeline."""
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+def pipeline_step(torch, shape, rank, ranks, per_rank=1):
+    """Clipping is by the norm of a rank's own layers: PyTorch has no global one for a pipeline."""
+    from torch.distributed.pipelining import (
+        PipelineStage,
+        Schedule1F1B,
+        ScheduleInterleaved1F1B,
+    )
 
     layers, heads, d, T, B, vocab, M = shape
     torch.manual_seed(1)
-    module, loss = half_model(torch, gpt_model(torch, layers, heads, d, T, vocab), rank, ranks)
-    stage = PipelineStage(module, rank, ranks, torch.device("cpu"))
-    schedule = Schedule1F1B(stage, M, loss_fn=loss)
-    optimizer = make_optimizer(torch, module)
+    model, stages = gpt_model(torch, layers, heads, d, T, vocab), []
+    modules = torch.nn.ModuleList()
+    for index in range(rank, ranks * per_rank, ranks):
+        module, loss = stage_model(torch, model, index, ranks * per_rank)
+        modules.append(module)
+        stages.append(PipelineStage(module, index, ranks * per_rank, torch.device("cpu")))
+    if per_rank > 1:
+        schedule = ScheduleInterleaved1F1B(stages, M, loss_fn=loss)
+    else:
+        schedule = Schedule1F1B(stages[0], M, loss_fn=loss)
+    optimizer = make_optimizer(torch, modules)
     ids = torch.randint(vocab, (B, T + 1))
     inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
@@ -72,11 +89,15 @@ def pipeline_step(torch, shape, rank, ranks):
             schedule.step(target=targets)
         else:
             schedule.step()
-        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(modules.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
     return step
+
+
+def interleaved_step(torch, shape, rank, ranks):
+    return pipeline_step(torch, shape, rank, ranks, per_rank=2)
 
 
 def replica_step(torch, shape, rank, ranks):
@@ -130,7 +151,12 @@ def work(rank, what, shape, ranks, meeting):
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
     dist.init_process_group("gloo", init_method="file://" + meeting, rank=rank, world_size=ranks)
-    steps = {"pp": pipeline_step, "dp": replica_step, "tp": tensor_step}
+    steps = {
+        "pp": pipeline_step,
+        "pp2": interleaved_step,
+        "dp": replica_step,
+        "tp": tensor_step,
+    }
     run = steps[what](torch, shape, rank, ranks)
     run()
     if rank == 0:

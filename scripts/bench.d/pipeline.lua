@@ -2,6 +2,7 @@
 -- protocol) whose first rank answers. Usage: rille -n 2 scripts/bench.d/pipeline.lua WHAT SHAPE...
 --
 --   pp       the model over a pipeline of the ranks, 1F1B
+--   pp2      the same, two stages a rank, interleaved 1F1B
 --   dp       a replica on each rank
 --   tp       the layers cut over the ranks, all samples at once
 --   halves   each rank trains its half of the layers by itself, both at the same time: what a
@@ -48,11 +49,14 @@ end
 
 local makers = {}
 
-function makers.pp()
-  local trainer = trainer_of(gpt(o), nn.cross_entropy, B, B // M, { pp = ranks })
+function makers.pp(per_rank)
+  local trainer = trainer_of(gpt(o), nn.cross_entropy, B, B // M,
+    { pp = ranks, stages_per_rank = per_rank })
   local x, y = ids_of(B)
   return function() return trainer:step { x, y }.loss end, trainer.pipeline
 end
+
+function makers.pp2() return makers.pp(2) end
 
 function makers.dp()
   local trainer = trainer_of(gpt(o), nn.cross_entropy, B, B // ranks, { dp = ranks })

@@ -28,9 +28,9 @@ end
 local SCALE <const> = { us = 1e6, ms = 1e3 }
 local TITLES <const> = {
   rille = "Rille", eager = "PyTorch", compile = "torch.compile", ["llm.c"] = "llm.c",
-  halves = "two halves",
+  halves = "two halves", ["1f1b"] = "PyTorch 1F1B",
 }
-local ORDER <const> = { "rille", "halves", "eager", "compile", "llm.c" }
+local ORDER <const> = { "rille", "halves", "eager", "1f1b", "compile", "llm.c" }
 
 function report.heading(machine)
   for _, entry in ipairs(machine) do io.write(("%-9s %s\n"):format(entry[1], entry[2])) end

@@ -81,7 +81,7 @@ local function torch(mode)
     end
     if case.ranks then
       return ("%s %s %s %s %d"):format(quote(o.python), quote(o.folder .. "/peer_pipeline.py"),
-        case.how, shape_words(case), case.ranks), environment(1, KEEP_MEMORY, true)
+        mode == "1f1b" and "pp" or case.how, shape_words(case), case.ranks), environment(1, KEEP_MEMORY, true)
     end
     if mode == "compile" and not o.compile then return nil, "left out (--no-compile)" end
     return ("%s %s %s %d %s"):format(quote(o.python), quote(o.folder .. "/peer_torch.py"),
@@ -89,6 +89,7 @@ local function torch(mode)
   end
 end
 starters.eager, starters.compile = torch "eager", torch "compile"
+starters["1f1b"] = torch "1f1b" -- the pipeline of one stage a rank, beside another schedule
 
 starters["llm.c"] = function(o, case, threads)
   if not o.llmc then

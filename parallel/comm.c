@@ -237,6 +237,7 @@ Status comm_world(Comm **out) {
       TRY(status);
     }
     TRY(learn_places(process.world));
+    if (process.launch.world > 1) TRY(comm_bells_hang());
   }
   *out = process.world;
   return ST_OK;

@@ -79,6 +79,9 @@ typedef struct CommVtable {
   void (*say)(Comm *world, int to, const CommNotice *notice);
   // Ends the whole job at once, with this exit code. Does not return.
   void (*abort)(Comm *world, int code);
+  // Optional: whether something under way moves on only where this rank looks again and again, so
+  // that it must not sleep until comm_ring.
+  bool (*needs_looks)(Comm *world);
   // Optional: takes back every message under way, but for notices; their buffers are free then.
   void (*drop)(Comm *world);
   // Optional: what the transport keeps for a group, made by all its ranks at once.
@@ -191,10 +194,13 @@ Status comm_wait(Comm *comm, CommRequest *request);
 // Moves every group of this process on; what the poll hook calls.
 void comm_poll(void);
 
+// For transports: there is something for a rank of the group, which may sleep in a wait.
+void comm_ring(const Comm *comm, int peer);
+
 // ---- waiting, and what can go wrong meanwhile ------------------------------------------------
 
 // One turn of a loop that waits for rank `peer` of the group (-1: for any or all): moves everything
-// on, yields the core where ranks share it, answers and asks for signs of life.
+// on, sleeps a little where ranks share cores, answers and asks for signs of life.
 // `what` says what for, in words ("2F0", "the gradient norm"); `since` when the waiting began.
 // Errors: ECOMM: the peer has left the script, or gave no sign of life for the stall time-out.
 Status comm_waiting(Comm *comm, int peer, const char *what, double since);

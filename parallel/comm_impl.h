@@ -9,6 +9,13 @@
 
 enum { WORDS = 48 }; // room for what a rank is doing
 
+// A page that the ranks of a node share: what its rank is doing, and by which it is woken.
+typedef struct CommPage {
+  char doing[WORDS];
+  _Alignas(128) _Atomic uint32_t bell; // counts what has been sent to it
+  _Atomic uint32_t is_asleep;          // in a wait, until the bell is rung
+} CommPage;
+
 // What a CommNotice says.
 enum {
   NOTICE_ASK,     // are you alive?
@@ -32,10 +39,11 @@ typedef struct CommPeer {
 // What the process is doing: written by the main thread, read by the watchdog too.
 typedef struct CommLife {
   pthread_mutex_t lock; // of the words
-  char *doing;          // [WORDS]; in a page that ranks of the same node can read
+  char *doing;          // [WORDS]; in a CommPage
   char own_words[WORDS], waiting_for[WORDS];
   int row;        // descriptor of that page's file
   int64_t row_at; // where it begins there
+  uint32_t heard_bell;
   char coordinates[WORDS];
   _Atomic double beat; // when it last worked: a poll between kernels, an action, a message done
   _Atomic double turn; // when it last took a turn in a wait
@@ -67,7 +75,9 @@ typedef struct CommProcess {
   Comm *groups;                // all, by Comm.next
   int64_t next_id;             // of a group
   CommCollective *collectives; // under way, in order of their start
-  bool shares_cores;           // ranks outnumber cores: waiting yields
+  bool shares_cores;           // ranks outnumber cores: who waits sleeps
+  bool has_bells;              // ... until it is rung
+  CommPage **page;             // [world->size]; NULL without bells
   bool has_left;
   int n_inside; // calls of the transport under way
   Status lost;  // by which the job is lost (inv. 5 of comm.h); ST_OK: it is not
@@ -110,6 +120,19 @@ void comm_life_begin(void);
 void comm_life_end(void);
 void comm_beat(void);
 void comm_notice(int from, const CommNotice *notice);
+
+// ---- comm_bell.c
+
+// This process's page, of rank `rank`; NULL: it has none. Its file and where it begins there.
+CommPage *comm_page_share(int rank, int *row, int64_t *at);
+// Opens the file of a page of a rank on this node; -1: it cannot be seen.
+int comm_page_open(const CommPlace *place, int flags);
+// Agrees on whether all ranks ring. Collective over the world.
+Status comm_bells_hang(void);
+// Sleeps until this rank is rung, or for so many seconds; returns at once if it has been rung since
+// the last call. False: it may not sleep, since there are no bells or something moves on only where
+// it looks.
+bool comm_sleep(double at_most);
 
 // ---- comm_launch.c
 

@@ -21,12 +21,10 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
@@ -80,48 +78,27 @@ double comm_stall_timeout(double seconds) {
   return comm_process()->life.timeout;
 }
 
-// ---- last words: a page of its own, which others on the node find through /proc. So it can be
+// ---- last words: on a page of its own, which others on the node find through /proc. So it can be
 // said what a rank was doing that has been stopped and cannot answer.
 
-static const char PAGE_NAME[] = "rille-doing";
-
 static void share_words(CommLife *life) {
-  const char *path = getenv("RILLE_DOING"); // of `rille -n`, which reads it when this rank is gone
-  off_t at = (off_t)comm_process()->launch.rank * COMM_WORDS_PAGE;
-  int row = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
-  bool is_own = row < 0;
-  if (is_own) row = memfd_create(PAGE_NAME, MFD_CLOEXEC);
-  if (row < 0) return;
-  if (is_own) at = 0;
-  void *page = !is_own || ftruncate(row, WORDS) == 0
-                   ? mmap(NULL, WORDS, PROT_READ | PROT_WRITE, MAP_SHARED, row, at)
-                   : MAP_FAILED;
-  if (page == MAP_FAILED) {
-    close(row);
-    return;
-  }
-  memcpy(page, life->doing, WORDS);
-  life->doing = page;
-  life->row = row;
-  life->row_at = at;
+  CommPage *page = comm_page_share(comm_process()->launch.rank, &life->row, &life->row_at);
+  if (!page) return;
+  memcpy(page->doing, life->doing, WORDS);
+  life->doing = page->doing;
 }
 
 // The last words of a rank on this node; "" if there are none.
 static const char *last_words(int rank, char words[WORDS]) {
   const CommProcess *p = comm_process();
   const CommPlace *place = &p->place[rank];
-  char path[64], name[64];
+  bool is_near = place->node_index == p->place[p->world->rank].node_index;
+  int file = is_near ? comm_page_open(place, O_RDONLY) : -1;
   words[0] = 0;
-  if (place->row < 0 || place->node_index != p->place[p->world->rank].node_index) return words;
-  snprintf(path, sizeof path, "/proc/%d/fd/%d", place->pid, place->row);
-  ssize_t n = readlink(path, name, sizeof name - 1);
-  if (n < 0) return words;
-  name[n] = 0;
-  int row = strstr(name, PAGE_NAME) ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-  if (row < 0) return words;
-  n = pread(row, words, WORDS - 1, place->row_at);
+  if (file < 0) return words;
+  ssize_t n = pread(file, words, WORDS - 1, place->row_at);
   words[n > 0 ? n : 0] = 0;
-  close(row);
+  close(file);
   return words;
 }
 
@@ -270,16 +247,16 @@ static Status judge(Comm *comm, int first, int last, const char *what, double no
   return comm_lose(fail_stalled(oldest, peer, what, now, since));
 }
 
-// Yielding is quick to notice a message, sleeping leaves the cores to those who work: short naps up
-// to the length of a slow action, since what they add to each hop adds up along a pipeline, then
-// longer ones. A rank with a core of its own looks all the time, but for very long waits.
+// A rank with a core of its own looks all the time, but for very long waits. Where cores are shared
+// it sleeps until it is rung, else in short naps up to the length of a slow action, since what they
+// add to each hop adds up along a pipeline, then in longer ones. It does not yield: a kernel may
+// take that for a wish to run again only when all others have had their turn, of milliseconds.
 static void give_way(double waited) {
+  bool is_long = waited > 0.1;
   if (!comm_process()->shares_cores) {
-    if (waited > 0.1) sleep_for(1e-4);
-  } else if (waited < 3e-4) {
-    sched_yield();
-  } else {
-    sleep_for(waited < 0.1 ? 5e-5 : 1e-3);
+    if (is_long) sleep_for(1e-4);
+  } else if (!comm_sleep(is_long ? 1e-2 : 1e-3)) {
+    sleep_for(is_long ? 1e-3 : 5e-5);
   }
 }
 

@@ -15,7 +15,8 @@
 enum { NOTICES = 64 }; // under way at once
 
 static const size_t PIECE = (size_t)1 << 30; // bytes; MPI counts in int
-static const double DROP_WITHIN = 0.05;      // seconds
+static const size_t SHORT = 2048; // bytes: in one piece under any MPI, there as soon as it is sent
+static const double DROP_WITHIN = 0.05; // seconds
 
 // A message: pieces in order, one after the other on the same tag.
 struct CommRequest {
@@ -41,7 +42,9 @@ typedef struct World {
   CommNotice said[NOTICES];
   MPI_Request saying[NOTICES];
   CommRequest *under_way, *free;
+  int n_slow;   // of those under way, those that are not short
   bool is_ours; // MPI was initialised here
+  bool yields;  // as MPI itself would, at its beginning and end
 } World;
 
 static Status mpi_failed(int code, const char *what) {
@@ -70,6 +73,8 @@ static Status tag_of(const Comm *comm, int channel, int *tag) {
   return ST_OK;
 }
 
+static bool is_slow(const CommRequest *request) { return request->bytes > SHORT; }
+
 static Status request_new(World *world, bool is_recv, int peer, size_t bytes, CommRequest **out) {
   CommRequest *request = world->free;
   if (request)
@@ -94,11 +99,13 @@ static Status request_new(World *world, bool is_recv, int peer, size_t bytes, Co
   request->next = world->under_way;
   if (request->next) request->next->before = request;
   world->under_way = request;
+  world->n_slow += is_slow(request);
   *out = request;
   return ST_OK;
 }
 
 static void request_free(World *world, CommRequest *request) {
+  world->n_slow -= is_slow(request);
   free(request->many);
   if (request->next) request->next->before = request->before;
   *(request->before ? &request->before->next : &world->under_way) = request->next;
@@ -137,9 +144,10 @@ static Status mpi_send(Comm *comm, int peer, int channel, const void *data, size
   TRY(tag_of(comm, channel, &tag));
   CommRequest *request;
   TRY(request_new(world, false, peer, bytes, &request));
-  Status status = send_pieces(world, request, comm->member[peer], tag, data);
-  if (status == ST_OK) *out = request;
-  return status;
+  TRY(send_pieces(world, request, comm->member[peer], tag, data));
+  *out = request;
+  comm_ring(comm, peer);
+  return ST_OK;
 }
 
 static Status recv_pieces(World *world, CommRequest *request, int from, int tag, char *data) {
@@ -199,6 +207,7 @@ static Status mpi_test(Comm *comm, CommRequest *request, bool *done) {
     if (request->is_recv && clock_now() < request->sent_at + world->delay) return ST_OK;
   }
   *done = true;
+  if (request->is_recv && is_slow(request)) comm_ring(comm, request->peer); // its send is done
   request_free(world, request);
   return ST_OK;
 }
@@ -226,6 +235,12 @@ static void mpi_drop(Comm *comm) {
 
 // ---- notices ---------------------------------------------------------------------------------
 
+// A long message asks both sides to look; a delayed one is over by the clock.
+static bool mpi_needs_looks(Comm *comm) {
+  const World *world = comm->transport;
+  return world->n_slow > 0 || world->delay > 0;
+}
+
 static void listen_again(World *world) {
   MPI_Irecv(&world->heard, sizeof world->heard, MPI_BYTE, MPI_ANY_SOURCE, CHANNEL_CONTROL,
             world->comm, &world->hears);
@@ -251,6 +266,7 @@ static void mpi_say(Comm *comm, int to, const CommNotice *notice) {
     world->said[i] = *notice;
     MPI_Isend(&world->said[i], sizeof *notice, MPI_BYTE, to, CHANNEL_CONTROL, world->comm,
               &world->saying[i]);
+    comm_ring(comm, to);
     return;
   }
 }
@@ -270,6 +286,7 @@ static const CommVtable mpi = {.name = "mpi",
                                .poll = mpi_poll,
                                .say = mpi_say,
                                .abort = mpi_abort,
+                               .needs_looks = mpi_needs_looks,
                                .drop = mpi_drop};
 
 static size_t piece_limit(void) {
@@ -281,6 +298,11 @@ static size_t piece_limit(void) {
 // Where a leak checker runs, it passes over what MPI keeps for itself.
 extern void __lsan_disable(void) __attribute__((weak));
 extern void __lsan_enable(void) __attribute__((weak));
+
+// Open MPI's own (not in its headers): whether an MPI_Test that finds nothing yields the core,
+// which it does where ranks outnumber cores. Says what held before. A rank of Rille sleeps when it
+// waits; one that works and looks in between would be put behind all others at every look.
+extern bool opal_progress_set_yield_when_idle(bool yields) __attribute__((weak));
 
 static Status start(World *world) {
   int is_initialised = 0, provided, is_set = 0, *most = NULL;
@@ -294,6 +316,7 @@ static Status start(World *world) {
   MPI_TRY(MPI_Comm_get_attr(world->comm, MPI_TAG_UB, &most, &is_set), "starting MPI");
   world->max_tag = is_set ? *most : 32767;
   world->is_ours = !is_initialised;
+  if (opal_progress_set_yield_when_idle) world->yields = opal_progress_set_yield_when_idle(false);
   return ST_OK;
 }
 
@@ -329,6 +352,7 @@ static void mpi_close(Comm *comm) {
   for (int i = 0; i < NOTICES; i++)
     if (world->saying[i] != MPI_REQUEST_NULL) MPI_Request_free(&world->saying[i]);
   if (__lsan_do_leak_check && strcmp(RILLE_MPI, "openmpi") == 0) __lsan_do_leak_check();
+  if (opal_progress_set_yield_when_idle) opal_progress_set_yield_when_idle(world->yields);
   if (world->is_ours) MPI_Finalize();
 }
 

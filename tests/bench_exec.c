@@ -1,12 +1,14 @@
 // bench_exec - the executor against the simulator: stages that sleep instead of computing, so that
 // 8 ranks can be timed on few cores; and what an action costs where stages take no time.
 //
-//     mpirun -n 8 bench_exec [--ms 5] [--rounds 3] [--json]
+//     mpirun -n 8 bench_exec [--ms 5] [--rounds 5] [--json]
 //
 // For each schedule, p and m: the simulated makespan of the times that the stages are to take, with
-// messages that take none, the best and the median measured one over it; and the median distance of
-// an action's start from a simulation with what was measured: the latency of a message, and the
-// mean times of the actions. All ranks are on one machine, so that their clocks agree.
+// messages that take none, the best and the median measured one over it; and how far the actions of
+// all ranks start from where a simulation has them, in the median: with the times that the stages
+// are to take, and messages that take what one took in a measurement before. Both are in seconds
+// since the first start. Beside it, for each p, how late as many ranks are that only sleep and send
+// nothing: what the machine adds of its own. All ranks are on one machine, so their clocks agree.
 #include "core/poll.h"
 #include "core/spans.h"
 #include "ops/ops.h"
@@ -33,15 +35,15 @@ typedef struct Stage {
   double seconds;
 } Stage;
 
-enum { SPIN_US = 300, NAP_US = 500 };
+enum { SPIN_US = 100, NAP_US = 500 };
 
 // Sleeps, and lets messages move on as kernels do between their blocks. A sleeper wakes late: the
 // last part is spent awake, so that a stage takes the time that it is to take.
 static void work(double seconds) {
   double end = clock_now() + seconds;
   for (double left; (left = end - clock_now()) > 0;) {
-    poll_run();
     double nap = left - SPIN_US * 1e-6;
+    if (nap > 0) poll_run();
     if (nap > NAP_US * 1e-6) nap = NAP_US * 1e-6;
     struct timespec t = {0, (long)(nap * 1e9)};
     if (nap > 0) nanosleep(&t, NULL);
@@ -83,33 +85,45 @@ static double median(double *values, int n) {
   return n ? values[n / 2] : 0;
 }
 
-// ---- the latency of a message
+// ---- the machine
 
-enum { HOPS = 21 };
+enum { HOPS = 40, STAGES_ALONE = 100 };
 
-// Seconds from the send to the end of the wait of a rank that has waited for a stage's time.
+// Seconds from a send to the end of the wait of a rank that has waited for a stage's time, where
+// half of the ranks send at once; the mean of the ranks' medians.
 static Status measure_hop(Comm *comm, double seconds, double *out) {
   double taken[HOPS];
-  *out = 0;
+  int n = 0, me = comm->rank;
   for (int i = 0; i < HOPS; i++) {
-    int from = i % (comm->size - 1), to = from + 1;
     double sent = 0;
     CommRequest *request;
     TRY(comm_barrier(comm));
-    if (comm->rank == from) {
+    if (me % 2 == i % 2 && me + 1 < comm->size) {
       work(seconds);
       sent = clock_now();
-      TRY(comm_send(comm, to, CHANNEL_PAYLOAD, &sent, sizeof sent, NULL, &request));
+      TRY(comm_send(comm, me + 1, CHANNEL_PAYLOAD, &sent, sizeof sent, NULL, &request));
       TRY(comm_wait(comm, request));
-    } else if (comm->rank == to) {
-      TRY(comm_recv(comm, from, CHANNEL_PAYLOAD, &sent, sizeof sent, NULL, &request));
+    } else if (me % 2 != i % 2 && me > 0) {
+      TRY(comm_recv(comm, me - 1, CHANNEL_PAYLOAD, &sent, sizeof sent, NULL, &request));
       TRY(comm_wait(comm, request));
-      sent = clock_now() - sent;
+      taken[n++] = clock_now() - sent;
     }
-    TRY(comm_broadcast(comm, to, &sent, sizeof sent));
-    taken[i] = sent;
   }
-  *out = median(taken, HOPS);
+  double sums[2] = {median(taken, n), n > 0};
+  TRY(comm_all_reduce(comm, sums, 2, DT_F64, REDUCE_SUM));
+  *out = sums[0] / sums[1];
+  return ST_OK;
+}
+
+// How late ranks are after STAGES_ALONE stages without messages: seconds, in the mean and at most.
+static Status measure_alone(Comm *comm, double seconds, double *mean, double *most) {
+  TRY(comm_barrier(comm));
+  double start = clock_now();
+  for (int i = 0; i < STAGES_ALONE; i++) work(seconds);
+  *mean = *most = clock_now() - start - STAGES_ALONE * seconds;
+  TRY(comm_all_reduce(comm, mean, 1, DT_F64, REDUCE_SUM));
+  TRY(comm_all_reduce(comm, most, 1, DT_F64, REDUCE_MAX));
+  *mean /= comm->size;
   return ST_OK;
 }
 
@@ -123,7 +137,7 @@ typedef struct Case {
 
 typedef struct Result {
   double predicted, measured; // seconds
-  double start_error;         // seconds, this rank's median
+  double start_error;         // seconds, the median of all ranks' actions
   int actions;                // on this rank
 } Result;
 
@@ -132,35 +146,32 @@ static double largest(Comm *comm, double value) {
   return value;
 }
 
-// The mean times of the kinds of actions over all ranks, of a whole rank.
-static Status mean_costs(Comm *comm, const Exec *exec, const Sched *lowered, SchedCosts *costs) {
-  enum { F, B, I, W, KINDS };
-  double sums[2 * KINDS] = {0};
-  const SchedRow *row = &lowered->row[comm->rank];
-  const ExecSpan *span = exec_spans(exec);
-  for (int k = 0; k < row->count; k++) {
-    ActionKind kind = row->action[k].kind;
-    int at = kind == ACTION_F ? F : kind == ACTION_B ? B : kind == ACTION_I ? I : W;
-    if (action_resource(kind) != USES_COMPUTE) continue;
-    sums[at] += span[k].end - span[k].start;
-    sums[KINDS + at]++;
-  }
-  TRY(comm_all_reduce(comm, sums, 2 * KINDS, DT_F64, REDUCE_SUM));
-  double v = lowered->chunks;
-  for (int k = 0; k < KINDS; k++) sums[k] = sums[KINDS + k] > 0 ? v * sums[k] / sums[KINDS + k] : 0;
-  costs->F = sums[F];
-  costs->I = sums[KINDS + B] > 0 ? sums[B] / 2 : sums[I];
-  costs->W = sums[KINDS + B] > 0 ? sums[B] / 2 : sums[W];
-  return ST_OK;
+// The median of what all ranks have; values[n], n may differ.
+static Status median_of_all(Comm *comm, const double *values, int n, double *out) {
+  int most = (int)largest(comm, n), have = 0;
+  size_t bytes = (size_t)most * sizeof *values;
+  double *mine = malloc(bytes), *all = malloc(bytes * (size_t)comm->size);
+  Status status = mine && all ? ST_OK : fail(ST_ENOMEM, "out of memory for %d starts", most);
+  if (status != ST_OK) goto done;
+  for (int i = 0; i < most; i++) mine[i] = i < n ? values[i] : -1;
+  TRY_TO(done, comm_all_gather(comm, mine, all, bytes));
+  for (int i = 0; i < most * comm->size; i++)
+    if (all[i] >= 0) all[have++] = all[i];
+  *out = median(all, have);
+done:
+  free(mine);
+  free(all);
+  return status;
 }
 
 // Compares starts with the simulation of the same list, both from the first start on any rank.
-static void measure(Comm *comm, const Exec *exec, const Sched *lowered, const SchedSim *sim,
-                    double predicted, Result *out) {
+static Status measure(Comm *comm, const Exec *exec, const Sched *lowered, const SchedSim *sim,
+                      double predicted, Result *out) {
   const SchedRow *row = &lowered->row[comm->rank];
   const ExecSpan *span = exec_spans(exec);
   const SchedSpan *plan = sim->span + sim->first[comm->rank];
   double *errors = calloc((size_t)row->count + 1, sizeof *errors);
+  if (!errors) return fail(ST_ENOMEM, "out of memory for %d starts", row->count);
   double first = 0, last = 0;
   int n = 0;
   for (int i = 0; i < row->count; i++) {
@@ -169,12 +180,14 @@ static void measure(Comm *comm, const Exec *exec, const Sched *lowered, const Sc
     last = span[i].end;
   }
   double begin = -largest(comm, -first), end = largest(comm, last);
+  *out = (Result){.predicted = predicted, .measured = end - begin, .actions = n};
   n = 0;
-  for (int i = 0; i < row->count && errors; i++)
+  for (int i = 0; i < row->count; i++)
     if (action_resource(row->action[i].kind) == USES_COMPUTE)
       errors[n++] = fabs(span[i].start - begin - plan[i].start);
-  *out = (Result){predicted, end - begin, median(errors, n), n};
+  Status status = median_of_all(comm, errors, n, &out->start_error);
   free(errors);
+  return status;
 }
 
 static Status run_case(Ctx *ctx, Comm *comm, const Case *c, int rounds, Result *out) {
@@ -206,9 +219,7 @@ static Status run_case(Ctx *ctx, Comm *comm, const Case *c, int rounds, Result *
   for (int round = 0; round < rounds; round++) {
     TRY_TO(done, comm_barrier(comm));
     TRY_TO(done, exec_run(exec));
-    TRY_TO(done, mean_costs(comm, exec, lowered, &costs));
-    TRY_TO(done, sched_simulate(&arena, &sim, lowered, &costs));
-    measure(comm, exec, lowered, sim, predicted, &out[round]);
+    TRY_TO(done, measure(comm, exec, lowered, sim, predicted, &out[round]));
   }
 done:
   exec_free(exec);
@@ -216,22 +227,20 @@ done:
   return status;
 }
 
-static void print_case(Comm *comm, const Case *c, const Options *o, Result *result) {
+static void print_case(const Comm *comm, const Case *c, const Options *o, const Result *result) {
   double ratio[MAX_ROUNDS], error[MAX_ROUNDS];
+  if (comm->rank > 0) return;
   for (int round = 0; round < o->rounds; round++) {
     ratio[round] = result[round].measured / result[round].predicted;
-    error[round] = largest(comm, result[round].start_error);
+    error[round] = result[round].start_error;
   }
-  if (comm->rank > 0) return;
   double middle = median(ratio, o->rounds), off = median(error, o->rounds);
-  if (o->json)
-    printf("{\"schedule\":\"%s\",\"p\":%d,\"m\":%d,\"ms\":%g,\"predicted\":%.6f,\"best\":%.4f,"
-           "\"median\":%.4f,\"start_error\":%.6f}\n",
-           c->type->name, c->p, c->m, c->seconds * 1e3, result[0].predicted, ratio[0], middle, off);
-  else
-    printf("%-12s p %d  m %2d  %7.1f ms predicted   x %.4f best  x %.4f median   starts off by "
-           "%.2f ms\n",
-           c->type->name, c->p, c->m, result[0].predicted * 1e3, ratio[0], middle, off * 1e3);
+  printf(o->json ? "{\"schedule\":\"%s\",\"p\":%d,\"m\":%d,\"predicted_ms\":%.3f,\"best\":%.4f,"
+                   "\"median\":%.4f,\"start_error_best_ms\":%.3f,\"start_error_ms\":%.3f}\n"
+                 : "%-12s p %d  m %2d  %7.1f ms predicted   x %.4f best  x %.4f median   starts "
+                   "off by %.2f ms best  %.2f ms median\n",
+         c->type->name, c->p, c->m, result[0].predicted * 1e3, ratio[0], middle, error[0] * 1e3,
+         off * 1e3);
   fflush(stdout);
 }
 
@@ -251,25 +260,36 @@ static Status print_overhead(Ctx *ctx, Comm *comm, const Options *o) {
   return ST_OK;
 }
 
-static Status run_all(Ctx *ctx, Comm *world, const Options *o) {
+static Status run_group(Ctx *ctx, Comm *group, const Options *o) {
   static const char *const names[] = {"1f1b", "interleaved", "zb-h1", "zbv"};
   static const int ms[] = {16, 32};
+  double hop = 0, mean, most;
+  if (group->size <= 2) return print_overhead(ctx, group, o);
+  TRY(measure_hop(group, o->seconds, &hop));
+  TRY(measure_alone(group, o->seconds, &mean, &most));
+  if (group->rank == 0)
+    printf(o->json
+               ? "{\"p\":%d,\"hop_us\":%.1f,\"alone_mean_ms\":%.3f,\"alone_most_ms\":%.3f,"
+                 "\"stages\":%d}\n"
+               : "%d ranks: a message takes %.0f us; without messages they are %.2f ms late (at "
+                 "most %.2f) after %d stages\n",
+           group->size, hop * 1e6, mean * 1e3, most * 1e3, STAGES_ALONE);
+  for (int k = 0; k < 4; k++) {
+    for (int i = 0; i < 2; i++) {
+      Case c = {sched_find(names[k]), group->size, ms[i], o->seconds, hop};
+      Result result[MAX_ROUNDS];
+      TRY(run_case(ctx, group, &c, o->rounds, result));
+      print_case(group, &c, o, result);
+    }
+  }
+  return ST_OK;
+}
+
+static Status run_all(Ctx *ctx, Comm *world, const Options *o) {
   for (int p = 1; p <= world->size; p *= 2) {
     Comm *group;
     TRY(comm_split(world, world->rank < p ? 0 : -1, world->rank, &group));
-    double hop = 0;
-    if (group && p <= 2) TRY(print_overhead(ctx, group, o));
-    if (group && p >= 4) TRY(measure_hop(group, o->seconds, &hop));
-    if (group && p >= 4 && world->rank == 0 && !o->json)
-      printf("a message takes %.0f us between %d ranks\n", hop * 1e6, p);
-    for (int k = 0; group && p >= 4 && k < 4; k++) {
-      for (int i = 0; i < 2; i++) {
-        Case c = {sched_find(names[k]), p, ms[i], o->seconds, hop};
-        Result result[MAX_ROUNDS];
-        TRY(run_case(ctx, group, &c, o->rounds, result));
-        print_case(group, &c, o, result);
-      }
-    }
+    if (group) TRY(run_group(ctx, group, o));
     if (group) comm_free(group);
     TRY(comm_barrier(world));
   }
@@ -291,7 +311,7 @@ static bool parse(int argc, char **argv, Options *o) {
 }
 
 int main(int argc, char **argv) {
-  Options o = {.seconds = 5e-3, .rounds = 3};
+  Options o = {.seconds = 5e-3, .rounds = 5};
   Ctx *ctx = NULL;
   Comm *world = NULL;
   if (!parse(argc, argv, &o)) {

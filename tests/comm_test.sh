@@ -29,6 +29,7 @@ for impl in $impls; do
   unset RILLE_TEST_PIECE
   ranks "$impl" env RILLE_FAKE_CLOCK=1:0.25 "$start" -n 4 "$build/ranks" clock 0.25
   ranks "$impl" env RILLE_FAKE_LINK=20 "$start" -n 2 "$build/ranks" link 20
+  ranks "$impl" env RILLE_WAIT=passive "$start" -n 2 "$build/ranks" sleep
   ranks "$impl" env RILLE_FAKE_SLOW=0:1,1:2.5 "$start" -n 2 "$build/ranks" slow 2.5
   ranks "$impl" env RILLE_FAKE_NODE=rank%2 "$start" -n 4 "$build/ranks" node
   for bytes in 16 4; do

@@ -1,6 +1,7 @@
 // ranks - collectives, messages, groups and meshes on several ranks: each rank computes what it
 // must get from a formula. Started by tests/comm_test.sh; prints "ok ..." lines on rank 0.
-// Usage: ranks [all | clock SECONDS | link MS | slow FACTOR | node | wrong-size BYTES]
+// Usage: ranks [all | clock SECONDS | link MS | slow FACTOR | sleep | node |
+// wrong-size BYTES]
 #include "core/bf16.h"
 #include "core/poll.h"
 #include "core/spans.h"
@@ -11,6 +12,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <time.h>
 
 static Comm *world;
 static int n_failed;
@@ -499,6 +502,43 @@ static void try_link(double ms) {
 }
 
 // With RILLE_FAKE_SLOW=1:FACTOR.
+static int by_value(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+// Rank 1 waits so long that it looks by itself every 10 ms only: it must be woken.
+static void try_sleep(void) {
+  enum { TIMES = 7 };
+  double late[TIMES], sent;
+  long slept = 0;
+  for (int i = 0; i < TIMES; i++) {
+    CommRequest *request;
+    must(comm_barrier(world));
+    if (world->rank == 0) {
+      struct timespec nap = {0, 133000000};
+      nanosleep(&nap, NULL);
+      sent = clock_now();
+      must(comm_send(world, 1, CHANNEL_PAYLOAD, &sent, sizeof sent, NULL, &request));
+      must(comm_wait(world, request));
+      continue;
+    }
+    struct rusage before, after;
+    getrusage(RUSAGE_SELF, &before);
+    must(comm_recv(world, 0, CHANNEL_PAYLOAD, &sent, sizeof sent, NULL, &request));
+    must(comm_wait(world, request));
+    late[i] = clock_now() - sent;
+    getrusage(RUSAGE_SELF, &after);
+    slept += after.ru_nvcsw - before.ru_nvcsw;
+  }
+  if (world->rank == 1) {
+    qsort(late, TIMES, sizeof *late, by_value);
+    CHECK(late[TIMES / 2] < 2e-3);
+    CHECK(slept < TIMES * 300); // 1000 and more in naps
+  }
+  claim("a rank that waits sleeps until it is rung");
+}
+
 static void try_slow(double factor) {
   CHECK(comm_fake_slow() == (world->rank == 1 ? factor : 1.0));
   claim("a rank can be slow");
@@ -542,6 +582,7 @@ int main(int argc, char **argv) {
   }
   if (strcmp(what, "clock") == 0) return try_clocks(atof(argv[2])), 0;
   if (strcmp(what, "link") == 0) return try_link(atof(argv[2])), 0;
+  if (strcmp(what, "sleep") == 0) return try_sleep(), 0;
   if (strcmp(what, "slow") == 0) return try_slow(atof(argv[2])), 0;
   if (strcmp(what, "node") == 0) return try_nodes(), 0;
   if (strcmp(what, "wrong-size") == 0) return try_wrong_size((size_t)atoi(argv[2])), 0;

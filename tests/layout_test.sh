@@ -92,6 +92,26 @@ else
   echo "not ok a loop that catches the error of a step is ended: exit code $code, $said"
 fi
 
+cat >"$work/leaves.lua" <<'LUA'
+local rille = require "rille"
+local nn = rille.nn
+local model = nn.Sequential { nn.Linear { 4, 8, tp = "column" }, nn.Linear { 8, 4, tp = "row" } }
+local trainer = rille.Trainer { model = model, loss = nn.mse, optimizer = { "sgd", lr = 0.1 },
+  batch = { global = 4, micro = 2 }, parallel = { tp = 2 }, log = 0 }
+local x = rille.ones(4, 4)
+trainer:step { x, x }
+if rille.core.comm_world():rank() == 1 then os.exit(0) end
+trainer:step { x, x }
+LUA
+code=0
+said=$(timeout 60 "$rille" -n 2 "$work/leaves.lua" 2>&1) || code=$?
+if [ "$code" -eq 1 ] && echo "$said" | grep -q 'rank 1 has left the script' &&
+  ! echo "$said" | grep -q 'other gradients'; then
+  echo 'ok a rank that leaves while tp ranks compare their weights is said to have left, and no more'
+else
+  echo "not ok a rank that leaves while tp ranks compare their weights: exit code $code, $said"
+fi
+
 cat >"$work/slow.lua" <<'LUA'
 local rille = require "rille"
 local nn = rille.nn

@@ -133,9 +133,18 @@ local function pieces_of(self, batch, at)
   return pieces
 end
 
+-- What a pass had begun that ended by an error: the script may catch that and go on.
+local function abandon(self, failure)
+  if not failure then return end
+  core.end_microbatch()
+  nn.added_losses, nn.staged_updates = nil, nil
+  for stage in pairs(self.live) do self.live[stage] = {} end
+end
+
 -- Calls a method of the executor; tp ranks share activations out meanwhile. any_length: not time.
 local function pass(self, any_length, method, ...)
   local tp = self.layout.tp
+  local _ <close> = setmetatable({}, { __close = function(_, failure) abandon(self, failure) end })
   if not tp then return method(self.exec, ...) end
   if rawget(self.layout.model, "_tp") ~= tp then self.layout:bind() end
   return tp:pass(any_length, method, self.exec, ...)
@@ -217,6 +226,7 @@ local function agree_in_tp(self)
     end
   end
   local good, words = pcall(l.tp.group.agree, l.tp.group, lines)
+  if not good and not tostring(words):find("the ranks disagree", 1, true) then error(words, 0) end
   if not good then
     error(words .. "\n    hint: tp ranks have this parameter whole, but other gradients for it: "
       .. "between a \"column\" and a \"row\" Linear a module says plan:sums(self, \"name\") in its "
@@ -275,6 +285,15 @@ function Pipeline:forward_backward(batch, at)
   self.is_broken = false
 end
 
+--- Begins a step. What it gives is for a variable with <close>: an error ends the step; else it
+--- lasts until core.end_step().
+function pipeline.begin_step(step)
+  core.begin_step(step)
+  return setmetatable({}, { __close = function(_, failure)
+    if failure then core.end_step() end
+  end })
+end
+
 --- A whole step but for the update, of a loop of one's own: gradients are zeroed, filled, reduced.
 ---@param batch table {inputs, targets}
 ---@return table {loss, count, scale = what the gradients are to be multiplied by, norms = for
@@ -288,17 +307,18 @@ function Pipeline:step(batch)
     fail("Pipeline:step: the batch has %d samples, batch.global is %d", targets.samples(batch),
       self.layout.n_global)
   end
-  self.steps_taken = (self.steps_taken or 0) + 1
-  if self.recorder then self.recorder:updated(self.steps_taken - 1) end
-  core.begin_step(self.steps_taken)
+  local step = (self.steps_taken or 0) + 1
+  if self.recorder then self.recorder:updated(step - 1) end
+  local _ <close> = pipeline.begin_step(step)
   self.own_optimizer:zero_grad()
   self:forward_backward(batch, self.samples_seen or 0)
   self.samples_seen = (self.samples_seen or 0) + targets.samples(batch)
   local sums = self:report(self.own_optimizer:norms()).wait(true)
+  self.steps_taken = step
   core.end_step()
   local loss, scale = targets.finish(self.loss, sums)
   if self.recorder then
-    self.recorder:told(self.steps_taken, loss, self.own_optimizer:norm_of(sums.norms) * scale)
+    self.recorder:told(step, loss, self.own_optimizer:norm_of(sums.norms) * scale)
   end
   return { loss = loss, count = sums.count, losses = sums.added, norms = sums.norms,
     scale = scale }

@@ -97,7 +97,7 @@ function Trainer:step(batch)
     fail("step: the batch has %d samples, batch.global is %d", n_samples, self.global)
   end
   local step = self.step_count + 1
-  core.begin_step(step)
+  local _ <close> = pipeline.begin_step(step)
   self.optimizer:zero_grad()
   self.pipeline:forward_backward(batch, self.samples_seen)
   if self.pending and self.pending.complete then self.pending.complete(true) end
@@ -219,6 +219,13 @@ function Trainer:stop_nonfinite(r, what, value, together)
   }), 0)
 end
 
+-- Until what it gives is closed.
+local function in_eval_mode(model)
+  local was_training = model.training
+  model:eval()
+  return setmetatable({}, { __close = function() model:train(was_training) end })
+end
+
 --- The mean loss over n batches of a loader (all it has, if n is absent), without gradients, in
 --- eval mode.
 function Trainer:evaluate(loader, n)
@@ -229,10 +236,8 @@ function Trainer:evaluate(loader, n)
   expect("Trainer:evaluate", "n", n, "positive?")
   local batches = loader.n_batches and loader:n_batches(self.micro) or n
   if not batches then fail("evaluate needs n, the number of batches: this loader has no end") end
-  local was_training = self.model.training
-  self.model:eval()
+  local _ <close> = in_eval_mode(self.model)
   local sum, count = self.pipeline:evaluate(loader, math.min(n or batches, batches), self.micro)
-  self.model:train(was_training)
   if count == 0 then fail("evaluate: no target counts") end
   return sum / count
 end
@@ -302,11 +307,8 @@ function Trainer:fingerprint() return self.pipeline:fingerprint() end
 --- The model's output for an input that every rank gives, in eval mode, without gradients: under
 --- every layout, on every rank.
 function Trainer:predict(x)
-  local was_training = self.model.training
-  self.model:eval()
-  local output = self.pipeline:predict(x)
-  self.model:train(was_training)
-  return output
+  local _ <close> = in_eval_mode(self.model)
+  return self.pipeline:predict(x)
 end
 
 --- The same, so that a trainer can be called as its model is.

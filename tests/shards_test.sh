@@ -70,6 +70,16 @@ cp other/checkpoint-*-00002-of-00002.safetensors mixed/"$(cd one && echo checkpo
 run 2 --out mixed --resume mixed
 [ $status -eq 1 ] && grep -q 'of the 2 files that it names, 1 are of the save that wrote it' out
 ok 'files of two saves under one index are refused' $?
+for n in 1 2; do
+  part=$(echo one/checkpoint-*-00002-of-00002.safetensors)
+  run $n --out part --resume "$part"
+  [ $status -eq 1 ] && ! grep -q damaged out && grep -q "file 2 of the 2 of a checkpoint" out &&
+    grep -q 'hint: resume from one/checkpoint-00000002.safetensors.index.json' out
+  ok "one file of several is refused as what it is, with the name that resumes ($n ranks)" $?
+done
+cp "$part" renamed.safetensors && run 1 --out part --resume renamed.safetensors
+[ $status -eq 1 ] && grep -q 'file 2 of a checkpoint of several' out && grep -q 'index.json that names' out
+ok '... also under another name' $?
 
 "$rille" "$script" --out alone --save-every 2 >out 2>&1
 cat >forge.lua <<'LUA'

@@ -358,9 +358,24 @@ local function all_names(trainer)
   return names
 end
 
--- Refuses an index whose files are not all of the save that wrote it.
+-- Refuses one file of a checkpoint that consists of several.
+local function refuse_part(path, metadata)
+  for key in pairs(metadata) do
+    local number = key:match("^rille%.save%.(%d+)$")
+    if number then
+      local base, n = path:match("^(.*)%-%x+%-%d+%-of%-0*(%d+)%.safetensors$")
+      local index = base and base .. ".safetensors.index.json"
+      fail("%s is file %s%s of a checkpoint of several: it has only what one rank held\n    "
+        .. "hint: %s", path, number, n and (" of the " .. n) or "",
+        index and core.stat(index) and ("resume from %s, which names them all"):format(index)
+          or "resume from the file *.safetensors.index.json that names them all")
+    end
+  end
+end
+
+-- Refuses an index whose files are not all of the save that wrote it, and one of those by itself.
 local function check_parts(path, metadata)
-  if not path:find("%.json$") then return end
+  if not path:find("%.json$") then return refuse_part(path, metadata) end
   local token, files, n_files, n_parts = index_token(path), {}, 0, 0
   for _, name in pairs(read_object(path).weight_map) do
     if not files[name] then files[name], n_files = true, n_files + 1 end

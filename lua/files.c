@@ -360,17 +360,32 @@ static Status write_values(Rille *r, SafetensorsWriter *writer, int64_t i, Tenso
   return status;
 }
 
-// digest(tensor, before) -> 64 bits over its values' bytes, row-major, that go on from `before`.
-static int digest(lua_State *L) {
-  Rille *r = binding_of(L);
-  Tensor *t = tensor_check(L, r, 1, "digest: the argument");
-  int64_t before = integer_check(L, r, 2, "digest: what it goes on from");
+// The values of the tensor in argument 1 and how many bytes they take.
+static const void *values_check(lua_State *L, Rille *r, const char *who, size_t *bytes) {
+  Tensor *t = tensor_check(L, r, 1, who);
   if (t->param) check_status(L, r, param_place(r->ctx, t->param));
   check_status(L, r, tensor_alive(t));
   if (tensor_is_meta(t) || !tensor_contiguous(t))
-    raise_value(L, r, "digest: row-major values are wanted");
-  size_t bytes = (size_t)tensor_numel(t) * dtype_size(t->dtype);
-  lua_pushinteger(L, (lua_Integer)hash_bytes(tensor_data(t), bytes, (uint64_t)before));
+    raise_value(L, r, "%s: row-major values are wanted", who);
+  *bytes = (size_t)tensor_numel(t) * dtype_size(t->dtype);
+  return tensor_data(t);
+}
+
+// digest(tensor, before) -> 64 bits over its values' bytes, row-major, that go on from `before`.
+static int digest(lua_State *L) {
+  Rille *r = binding_of(L);
+  size_t bytes;
+  int64_t before = integer_check(L, r, 2, "digest: what it goes on from");
+  const void *values = values_check(L, r, "digest: the argument", &bytes);
+  lua_pushinteger(L, (lua_Integer)hash_bytes(values, bytes, (uint64_t)before));
+  return 1;
+}
+
+// bytes(tensor) -> its values as they are in memory, row-major.
+static int bytes_of(lua_State *L) {
+  size_t bytes;
+  const void *values = values_check(L, binding_of(L), "bytes: the argument", &bytes);
+  lua_pushlstring(L, values, bytes);
   return 1;
 }
 
@@ -480,6 +495,7 @@ void files_bind(lua_State *L, Rille *r, int rille) {
       {"write_atomic", write_atomic},
       {"make_directory", make_directory},
       {"digest", digest},
+      {"bytes", bytes_of},
       {"safetensors_open", open_safetensors},
       {"safetensors_write", write_safetensors},
       {"safetensors_writer", open_writer},

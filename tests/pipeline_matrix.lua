@@ -1,16 +1,19 @@
 -- pipeline_matrix - every schedule and layout against one process, thousands of cases in a launch.
 --
 --     mpirun -n 8 rille tests/pipeline_matrix.lua                 every two values meet
---     mpirun -n 8 rille tests/pipeline_matrix.lua --full [K/N]    all cases, or the K-th of N parts
+--     mpirun -n 8 rille tests/pipeline_matrix.lua --full K/N      the K-th of N parts of all cases
+--     mpirun -n 8 rille tests/pipeline_matrix.lua --full [K-L/N]  the K-th to the L-th; or all
 --     mpirun -n 8 rille tests/pipeline_matrix.lua tp ...          the same of tp 2 and 4, not of 1
 --     mpirun -n 8 rille tests/pipeline_matrix.lua --case "pp=4 pipeline=zbv stages_per_rank=2 ..."
 --
 -- The world is cut into teams that run different cases at the same time. A team's first rank also
--- runs the oracle: the same trainer in a group of one. Pipelines alone must give its bits:
--- gradients after the first step, weights after the last, loss, norm, fingerprint. Replicas and tp
--- give them to rounding: |a - b| <= 1e-6 (f64: 1e-13) x the model's largest magnitude. Initial
--- weights have the same fingerprint under all, and what several ranks hold is the same there, bit
--- for bit, after every step.
+-- runs the oracle, the same trainer in a group of one: once for all layouts and schedules that it
+-- judges in a row. Pipelines alone must give its bits: gradients after the first step, weights
+-- after the last, loss, norm, fingerprint. Replicas and tp give them to rounding: |a - b| <= 1e-6
+-- (f64: 1e-13) x the model's largest magnitude; in bf16, which is stored but not computed in, so
+-- the first gradients of replicas, the rest to bf16's rounding. Initial weights have the same
+-- fingerprint under all, and what several ranks hold is the same there, bit for bit, after every
+-- step.
 local core <const> = require "rille".core
 local rille <const> = require "rille"
 local pairwise <const> = require "tests.pairwise"
@@ -55,7 +58,7 @@ local dimensions <const> = {
   { name = "tp", table.unpack(is_cut and { 2, 4 } or { 1 }) },
   { name = "sequence", table.unpack(is_cut and { "no", "yes" } or { "no" }) },
   { name = "kv_heads", table.unpack(is_cut and { 4, 2, 1 } or { 4 }) },
-  { name = "dtype", "f32", "f64" },
+  { name = "dtype", "f32", "f64", "bf16" },
   { name = "optimizer", "sgd", "adamw" },
 }
 
@@ -65,12 +68,15 @@ local function is_valid(case)
   return (case.m or 1) <= 2 * case.pp + 1 and size_of(case) <= 8
 end
 
+local parts_of_schedule = {}
+
 local function finish(case)
-  if case.schedule then
-    local name, v = case.schedule:match("^(%S+) (%d+)$")
-    case.pipeline, case.stages_per_rank = name, math.tointeger(v)
+  local parts = parts_of_schedule[case.schedule]
+  if not parts then
+    parts = { case.schedule:match("^(%S+) (%d+)$") }
+    parts_of_schedule[case.schedule] = parts
   end
-  return case
+  case.pipeline, case.stages_per_rank = parts[1], math.tointeger(parts[2])
 end
 
 local function text_of(case)
@@ -88,52 +94,6 @@ local function parse(text)
   return case
 end
 
--- Of these dimensions each case of the whole matrix has one value, in turns; with tp of two more.
-local in_turn <const> = { dtype = true, optimizer = true, m = is_cut, clip = is_cut }
-
--- The n-th case's value of a dimension in turn, of those that fit the case.
-local function turn_of(case, dimension, k, n)
-  local fitting = {}
-  for _, value in ipairs(dimension) do
-    case[dimension.name] = value
-    if is_valid(case) then table.insert(fitting, value) end
-  end
-  return fitting[pipelines.scramble(n, k) % #fitting + 1]
-end
-
--- fn(case, n) for all from dimension k on; n cases were there before. Gives how many there are.
-local function each_case(case, k, n, fn)
-  local dimension = dimensions[k]
-  if not dimension then
-    if not is_valid(case) then return n end
-    fn(case, n + 1)
-    return n + 1
-  end
-  if in_turn[dimension.name] then return each_case(case, k + 1, n, fn) end
-  for _, value in ipairs(dimension) do
-    case[dimension.name] = value
-    n = each_case(case, k + 1, n, fn)
-  end
-  case[dimension.name] = nil
-  return n
-end
-
-local function whole_matrix(part, parts)
-  local list = {}
-  each_case({}, 1, 0, function(case, n)
-    if n % parts ~= part % parts then return end
-    local one = {}
-    for key, value in pairs(case) do one[key] = value end
-    for k, dimension in ipairs(dimensions) do
-      if in_turn[dimension.name] then one[dimension.name] = turn_of(one, dimension, k, n) end
-    end
-    table.insert(list, one)
-  end)
-  return list
-end
-
--- ---- running one
-
 -- Units of the model of a case: uneven stages where there are few; few different models, so that
 -- oracles are shared.
 local function units_of(case)
@@ -148,6 +108,78 @@ end
 local function samples_of(case)
   return case.dp * 2 * case.m - (case.ragged == "yes" and 1 or 0)
 end
+
+-- What one process does is the same for all cases that have this in common.
+local function oracle_key(case)
+  return table.concat({ units_of(case), samples_of(case), case.dropout, case.tied, case.loss,
+    case.clip, case.dtype or "", case.optimizer or "", case.kv_heads }, " ")
+end
+
+-- Of these dimensions each case of the whole matrix has one value, in turns: of the number of the
+-- case, or of what its oracle does.
+local by_number <const> = is_cut and { m = true, clip = true } or {}
+local by_oracle <const> = { dtype = true, optimizer = true }
+
+-- Gives the case a value of each of these dimensions, of those that fit, by a number.
+local function take_turns(case, names_in_turn, number)
+  for k, dimension in ipairs(dimensions) do
+    if names_in_turn[dimension.name] then
+      local fitting = {}
+      for _, value in ipairs(dimension) do
+        case[dimension.name] = value
+        if is_valid(case) then table.insert(fitting, value) end
+      end
+      case[dimension.name] = fitting[pipelines.scramble(number, k) % #fitting + 1]
+    end
+  end
+end
+
+-- fn(case, n) for all from dimension k on; n cases were there before. Gives how many there are.
+local function each_case(case, k, n, fn)
+  local dimension = dimensions[k]
+  if not dimension then
+    if not is_valid(case) then return n end
+    fn(case, n + 1)
+    return n + 1
+  end
+  local name = dimension.name
+  if by_number[name] or by_oracle[name] then return each_case(case, k + 1, n, fn) end
+  for _, value in ipairs(dimension) do
+    case[name] = value
+    n = each_case(case, k + 1, n, fn)
+  end
+  case[name] = nil
+  return n
+end
+
+-- The number of a case's oracle: what is in turn by it, and the part of the matrix, follow from it.
+local numbers = {}
+local function oracle_number(case)
+  local key = oracle_key(case)
+  numbers[key] = numbers[key] or pipelines.scramble(core.hash(key))
+  return numbers[key]
+end
+
+-- All cases, or those of some parts of as many: cases with the same oracle are in one part.
+local function whole_matrix(first, last, parts)
+  local list = {}
+  each_case({}, 1, 0, function(case, n)
+    finish(case)
+    if is_cut then take_turns(case, by_number, n) end
+    local number = oracle_number(case)
+    local part = number % parts + 1
+    if part >= first and part <= last then
+      local one = {}
+      for key, value in pairs(case) do one[key] = value end
+      take_turns(one, by_oracle, number)
+      table.insert(list, one)
+    end
+    for name in pairs(is_cut and by_number or {}) do case[name] = nil end
+  end)
+  return list
+end
+
+-- ---- running one
 
 local function trainer_of(case, comm, is_oracle)
   local n = samples_of(case)
@@ -172,40 +204,67 @@ local function run(case, comm, is_oracle)
   local result = pipelines.run(trainer_of(case, comm, is_oracle), function(step)
     return pipelines.batch(n, step, is_masked)
   end, STEPS)
-  return pipelines.collect(result, not is_oracle and comm or nil)
+  return pipelines.collect(result, not is_oracle and comm or nil, true)
 end
 
-local oracles = {}
+local oracle = {} -- the latest: cases that share one come one after the other
 
 local function oracle_of(case)
-  local key = { units_of(case), samples_of(case) }
-  for _, name in ipairs { "dropout", "tied", "loss", "clip", "dtype", "optimizer", "kv_heads" } do
-    table.insert(key, case[name])
-  end
-  key = table.concat(key, " ")
-  if not oracles[key] then oracles[key] = run(case, alone, true) end
-  return oracles[key]
+  local key = oracle_key(case)
+  if oracle.key ~= key then oracle = { key = key, result = run(case, alone, true) } end
+  return oracle.result
 end
+
+-- In units of the largest magnitude. What is stored in bf16 and nearly equal in f32 may differ by
+-- a unit in its last place.
+local tolerances <const> = { f32 = 1e-6, f64 = 1e-13, bf16 = is_cut and 2 ^ -6 or 1e-6 }
+local laters <const> = { bf16 = is_cut and 2 ^ -5 or 2 ^ -7 }
 
 -- Runs a case on a team; its first rank gives words if something differs.
 local function check_case(case, team)
   local have = run(case, team, false)
   if team:rank() > 0 then return nil end
   local is_exact = case.dp * case.tp == 1
-  local tolerance = is_exact and 0 or case.dtype == "f64" and 1e-13 or 1e-6
+  local tolerance = is_exact and 0 or tolerances[case.dtype]
   return pipelines.judge(have, oracle_of(case), tolerance,
-    { is_adaptive = case.optimizer == "adamw" })
+    { is_adaptive = case.optimizer == "adamw", later = not is_exact and laters[case.dtype] or nil })
 end
 
 -- ---- all of them
 
--- Sizes of teams that run at the same time; the world is cut anew for each.
-local phases <const> = { { 8 }, { 6, 2 }, { 4, 4 }, { 3, 3, 2 }, { 2, 2, 2, 2 },
-  { 1, 1, 1, 1, 1, 1, 1, 1 } }
+-- Sizes of teams that run at the same time, as many as there are cores for: what ranks work on
+-- leaves the caches when others take turns with them. The world is cut anew for each phase.
+local function phases_for(cores)
+  local phases = {}
+  for _, size in ipairs { 8, 6, 4, 3, 2, 1 } do
+    local sizes = {}
+    for i = 1, math.max(1, math.min(cores, 8) // size) do sizes[i] = size end
+    table.insert(phases, sizes)
+  end
+  return phases
+end
 
--- Which team of which phase runs a case: teams of its size take turns.
+local cores <const> = world:broadcast(("<i8"):pack((select(4, world:place()))), 0)
+local phases <const> = phases_for((("<i8"):unpack(cores)))
+
+-- Cases by their oracles, in the order of the first of each; those of one oracle as they came.
+local function by_oracles(cases)
+  local groups, of_key = {}, {}
+  for _, case in ipairs(cases) do
+    local key = size_of(case) .. " " .. oracle_key(case)
+    if not of_key[key] then
+      of_key[key] = {}
+      table.insert(groups, of_key[key])
+    end
+    table.insert(of_key[key], case)
+  end
+  return groups
+end
+
+-- Which team of which phase runs a case: of the teams of its size the one with the fewest takes all
+-- that share an oracle.
 local function deal(cases)
-  local teams, turn, dealt = {}, {}, {}
+  local teams, dealt = {}, {}
   for p, sizes in ipairs(phases) do
     dealt[p] = {}
     for t, size in ipairs(sizes) do
@@ -214,10 +273,12 @@ local function deal(cases)
       table.insert(teams[size], dealt[p][t])
     end
   end
-  for _, case in ipairs(cases) do
-    local size = size_of(case)
-    turn[size] = (turn[size] or 0) % #teams[size] + 1
-    table.insert(teams[size][turn[size]], case)
+  for _, group in ipairs(by_oracles(cases)) do
+    local fewest
+    for _, list in ipairs(teams[size_of(group[1])]) do
+      if not fewest or #list < #fewest then fewest = list end
+    end
+    table.move(group, 1, #group, #fewest + 1, fewest)
   end
   return dealt
 end
@@ -281,14 +342,18 @@ end
 
 local function cases_of(mode, what)
   if mode == "--full" then
-    local part, parts = (what or "1/1"):match("^(%d+)/(%d+)$")
-    local cases = whole_matrix(tonumber(part), tonumber(parts))
-    return cases, ("%d cases"):format(#cases)
+    local first, last, parts = (what or "1/1"):match("^(%d+)%-?(%d*)/(%d+)$")
+    if not first then error("--full takes K/N or K-L/N, not " .. what, 0) end
+    first, last, parts = tonumber(first), tonumber(last) or tonumber(first), tonumber(parts)
+    local cases = whole_matrix(first, last, parts)
+    return cases, ("%d cases, part%s %s"):format(#cases, last > first and "s" or "",
+      what or "1/1")
   end
   local cases, covered, n_pairs = pairwise {
     dimensions = dimensions, is_valid = is_valid, seed = 1,
   }
   if covered ~= n_pairs then error(("only %d of %d pairs"):format(covered, n_pairs), 0) end
+  for _, case in ipairs(cases) do finish(case) end
   if mode ~= "--every" then
     return cases, ("%d cases, all %d pairs of values"):format(#cases, n_pairs)
   end
@@ -301,6 +366,5 @@ local mode, what = arg[1], arg[2]
 if mode == "--case" then report(run_single(parse(what)), 1) end
 if world:size() ~= 8 then error("the matrix needs 8 ranks", 0) end
 local cases, words = cases_of(mode, what)
-for _, case in ipairs(cases) do finish(case) end
 print("matrix: " .. words)
 report(run_all(cases), #cases)

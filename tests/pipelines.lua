@@ -119,17 +119,13 @@ pipelines.losses = {
 
 -- ---- state
 
--- Values of one kind of every parameter that this rank holds, made whole: {name, clone}.
-local function clone_all(trainer, of)
+-- Values of one kind of every parameter that this rank holds, made whole: {name, tensor}.
+local function all_of(trainer, of)
   local list, tp = {}, trainer.layout.tp
   for _, p in ipairs(trainer.layout.params) do
     if p.is_here then
       local value = of(p.tensor)
-      if value and p.cut then
-        value = tensor_parallel.gather(tp.group, p.cut, value, p.shape)
-      elseif value then
-        value = rille.no_grad(function() return value:clone() end)
-      end
+      if value and p.cut then value = tensor_parallel.gather(tp.group, p.cut, value, p.shape) end
       table.insert(list, { p.name, value })
     end
   end
@@ -139,20 +135,28 @@ end
 --- The gradients, and the weights, of this rank's stages: lists of {name, tensor}. Collective over
 --- tp ranks.
 function pipelines.gradients(trainer)
-  return clone_all(trainer, function(p) return p:grad() end)
+  return all_of(trainer, function(p) return p:grad() end)
 end
 
 function pipelines.weights(trainer)
-  return clone_all(trainer, function(p) return p end)
+  return all_of(trainer, function(p) return p end)
 end
 
--- Digests of what this rank holds, by what it is a copy of: a parameter, a run of one that is cut,
--- the padding behind a rank's runs. Lines "what digest".
+-- Values as they lie in memory.
+local function bytes_of(tensor)
+  if not tensor:is_contiguous() then
+    tensor = rille.no_grad(function() return tensor:contiguous() end)
+  end
+  return core.bytes(tensor)
+end
+
+-- Digests of what this rank holds and others may too, by what it is a copy of: a parameter, a run
+-- of one that is cut, the padding behind a rank's runs. Lines "what digest".
 local function digests(trainer)
   local lines, tp = {}, trainer.layout.tp
+  local is_alone = trainer.layout.dp == 1 and not tp -- then only tied weights have copies
   local function add(what, part)
-    local value = rille.no_grad(function() return part:contiguous() end)
-    table.insert(lines, ("%s %016x"):format(what, core.digest(value, 0)))
+    table.insert(lines, ("%s %016x"):format(what, core.hash(bytes_of(part))))
   end
   for _, p in ipairs(trainer.layout.params) do
     if p.is_here and p.cut then
@@ -166,68 +170,80 @@ local function digests(trainer)
       if at < p.cut.size then
         add(("%s[padding of %d]"):format(p.name, tp.rank), part:slice(p.cut.dim, at, p.cut.size))
       end
-    elseif p.is_here then
-      add(p.name, p.tensor:detach())
+    elseif p.is_here and not (is_alone and not p.tied) then
+      add(p.name, p.tensor)
     end
   end
   return table.concat(lines, "\n")
 end
 
-local ENTRY <const> = "<s2s4"
+local ENTRY <const> = "<s2s1s4" -- name, dtype, bytes
 
 --- {name, tensor} lists as bytes for other ranks: all values, exactly.
 function pipelines.pack(list)
   local words = {}
   for _, entry in ipairs(list) do
-    local bytes = ""
-    if entry[2] then
-      local values = entry[2]:to("f64"):view(-1):tolist()
-      local parts = {}
-      for at = 1, #values, 100 do
-        local last = math.min(at + 99, #values)
-        table.insert(parts, ("<" .. ("d"):rep(last - at + 1)):pack(table.unpack(values, at, last)))
-      end
-      bytes = table.concat(parts)
-    end
-    table.insert(words, ENTRY:pack(entry[1], bytes))
+    local tensor = entry[2]
+    table.insert(words, ENTRY:pack(entry[1], tensor and tensor:dtype() or "",
+      tensor and bytes_of(tensor) or ""))
   end
   return table.concat(words)
 end
 
---- The lists of all ranks: a list of {name, bytes, rank}.
+--- The lists of all ranks: a list of {name, bytes, rank, dtype}.
 function pipelines.unpack(texts)
   local list = {}
   for rank, text in ipairs(texts) do
     local at = 1
     while at <= #text do
-      local name, bytes
-      name, bytes, at = ENTRY:unpack(text, at)
-      table.insert(list, { name, bytes, rank - 1 })
+      local name, dtype, bytes
+      name, dtype, bytes, at = ENTRY:unpack(text, at)
+      table.insert(list, { name, bytes, rank - 1, dtype })
     end
   end
   return list
 end
 
-local function values_of(bytes)
-  local list, at = {}, 1
-  while at <= #bytes do
-    list[#list + 1], at = ("<d"):unpack(bytes, at)
+local codes <const> = { f32 = "f", f64 = "d", bf16 = "I2", i64 = "i8", i32 = "i4", u8 = "B",
+  bool = "B" }
+local RUN <const> = 100 -- values that are read at a time
+
+-- The numbers of an entry of a list that was unpacked.
+local function values_of(entry)
+  if entry.values then return entry.values end
+  local list, bytes, code = {}, entry[2], codes[entry[4]]
+  local n, size = 0, code and ("<" .. code):packsize() or 1
+  while #bytes > n * size do
+    local run = math.min(RUN, #bytes // size - n)
+    local values = table.pack(("<" .. code:rep(run)):unpack(bytes, n * size + 1))
+    table.move(values, 1, run, n + 1, list)
+    n = n + run
   end
+  if entry[4] == "bf16" then
+    for i, half in ipairs(list) do list[i] = ("<f"):unpack(("<I4"):pack(half << 16)) end
+  end
+  entry.values = list
   return list
 end
 
---- The largest magnitude in a list of {name, bytes}.
+--- The largest magnitude in an unpacked list.
 function pipelines.largest(list)
+  if list.largest then return list.largest end
   local most = 0
   for _, entry in ipairs(list) do
-    for _, x in ipairs(values_of(entry[2])) do most = math.max(most, math.abs(x)) end
+    for _, x in ipairs(values_of(entry)) do most = math.max(most, math.abs(x)) end
   end
+  list.largest = most
   return most
 end
 
 -- Words about the first element that differs by more than `tolerance`; nil if none does.
-local function first_difference(name, have, want, tolerance)
-  if have == want then return nil end
+local function first_difference(have, want, tolerance)
+  local name = have[1]
+  if have[4] ~= want[4] and have[4] ~= "" and want[4] ~= "" then
+    return ("%s is %s, not %s"):format(name, have[4], want[4])
+  end
+  if have[2] == want[2] then return nil end
   local a, b = values_of(have), values_of(want)
   if #a ~= #b then return ("%s has %d values, not %d"):format(name, #a, #b) end
   for i = 1, #a do
@@ -236,23 +252,25 @@ local function first_difference(name, have, want, tolerance)
       return ("%s[%d] = %.17g, one process has %.17g"):format(name, i - 1, a[i], b[i])
     end
   end
+  if tolerance == 0 then return name .. " has zeros of another sign, or other NaNs" end
 end
 
 --- Compares what the ranks of a pipeline hold with what one process has: words, or nil. Every
 --- parameter must be there, and every copy of it is compared.
----@param have table[] {name, bytes, rank}
----@param want table[] {name, bytes}
+---@param have table[] {name, bytes, rank, dtype}
+---@param want table[] the same
 ---@param tolerance number absolute; 0: bit for bit
 function pipelines.difference(have, want, tolerance)
-  local by_name, seen = {}, {}
-  for _, entry in ipairs(want) do by_name[entry[1]] = entry[2] end
+  local by_name, seen, last = {}, {}, {}
+  for _, entry in ipairs(want) do by_name[entry[1]] = entry end
   for _, entry in ipairs(have) do
-    local name = entry[1]
+    local name, like = entry[1], by_name[entry[1]]
     -- a replica whose samples gave a parameter no gradient has none to show, but another one has
-    local is_shown = entry[2] ~= "" or tolerance == 0 or by_name[name] == ""
+    local is_shown = entry[2] ~= "" or tolerance == 0 or not like or like[2] == ""
     seen[name] = seen[name] or is_shown
-    local words = is_shown and by_name[name]
-      and first_difference(name, entry[2], by_name[name], tolerance)
+    local is_judged = last[name] == entry[2] -- a replica has the same bits as the one before
+    last[name] = is_shown and entry[2] or last[name]
+    local words = is_shown and like and not is_judged and first_difference(entry, like, tolerance)
     if words then return ("%s (rank %d)"):format(words, entry[3]) end
   end
   for _, entry in ipairs(want) do
@@ -302,13 +320,34 @@ end
 
 local tensors_of_a_run <const> = { "gradients", "weights", "buffers" }
 
---- What all ranks of a team hold after a run. Collective.
-function pipelines.collect(result, team)
-  for _, what in ipairs(tensors_of_a_run) do
-    result[what] = pipelines.unpack(team and team:all_gather(result[what]) or { result[what] })
+-- What a run left on this rank as one string, and the parts of it.
+local function packed(result)
+  local parts = {}
+  for i, what in ipairs(tensors_of_a_run) do parts[i] = ("<s4"):pack(result[what]) end
+  for _, text in ipairs(result.copies or {}) do table.insert(parts, ("<s4"):pack(text)) end
+  return table.concat(parts)
+end
+
+local function parts_of(text)
+  local parts, at = {}, 1
+  while at <= #text do parts[#parts + 1], at = ("<s4"):unpack(text, at) end
+  return parts
+end
+
+--- What all ranks of a team hold after a run; with `only_first` only its first rank learns it.
+--- Collective.
+function pipelines.collect(result, team, only_first)
+  local all = team and team:all_gather(packed(result)) or { packed(result) }
+  if only_first and team and team:rank() > 0 then return nil end
+  for rank, text in ipairs(all) do all[rank] = parts_of(text) end
+  local function of_ranks(k)
+    local texts = {}
+    for rank, parts in ipairs(all) do texts[rank] = parts[k] end
+    return texts
   end
-  for step, text in ipairs(result.copies or {}) do
-    result.copies[step] = team and team:all_gather(text) or { text }
+  for i, what in ipairs(tensors_of_a_run) do result[what] = pipelines.unpack(of_ranks(i)) end
+  for step in ipairs(result.copies or {}) do
+    result.copies[step] = of_ranks(#tensors_of_a_run + step)
   end
   return result
 end
@@ -324,15 +363,15 @@ local function words_differ(have, want, tolerance, o)
     return ("%s targets counted, not %s"):format(have.count, want.count)
   end
   for step = 1, #want.losses do
-    local at = " of step " .. step
-    local words = number_differs("the loss" .. at, have.losses[step], want.losses[step], tolerance)
+    local at, allowed = " of step " .. step, step == 1 and tolerance or o.later or tolerance
+    local words = number_differs("the loss" .. at, have.losses[step], want.losses[step], allowed)
     if not words and (step == 1 or not o.is_adaptive) then
-      words = number_differs("the norm" .. at, have.norms[step], want.norms[step], tolerance)
+      words = number_differs("the norm" .. at, have.norms[step], want.norms[step], allowed)
     end
     if words then return words end
   end
   for name, value in pairs(want.added) do
-    local words = number_differs(name, have.added[name] or 0 / 0, value, tolerance)
+    local words = number_differs(name, have.added[name] or 0 / 0, value, o.later or tolerance)
     if words then return words end
   end
 end
@@ -354,7 +393,8 @@ end
 
 --- Words about the first thing in which a collected run differs from the one of one process; nil
 --- if there is none. tolerance 0: bit for bit; else in units of the largest magnitude.
----@param o table {is_adaptive: the optimizer divides by gradients: weights are not compared}
+---@param o table {is_adaptive: the optimizer divides by gradients: weights are not compared;
+--- later: the tolerance after the first update, where it is another one}
 function pipelines.judge(have, want, tolerance, o)
   if have.first_fingerprint ~= want.first_fingerprint then
     return ("the initial weights' fingerprint is %s, one process has %s"):format(
@@ -364,8 +404,9 @@ function pipelines.judge(have, want, tolerance, o)
   if words then return words end
   for _, what in ipairs(tensors_of_a_run) do
     if tolerance == 0 or what ~= "weights" or not o.is_adaptive then
-      words = pipelines.difference(have[what], want[what],
-        tolerance * pipelines.largest(want[what]))
+      local relative = what ~= "gradients" and o.later or tolerance
+      local absolute = tolerance > 0 and math.max(relative * pipelines.largest(want[what]), 1e-300)
+      words = pipelines.difference(have[what], want[what], absolute or 0)
       if words then return ("%s: %s"):format(what, words) end
     end
   end
@@ -392,7 +433,7 @@ function pipelines.check(team, alone, o)
       recompute = not is_oracle and o.recompute or false }
   end
   local steps = o.steps or 3
-  local have = pipelines.collect(pipelines.run(trainer_of(team), o.batch, steps), team)
+  local have = pipelines.collect(pipelines.run(trainer_of(team), o.batch, steps), team, true)
   if team:rank() > 0 then return end
   local want = pipelines.collect(pipelines.run(trainer_of(alone, true), o.batch, steps))
   local is_exact = (o.layout.dp or 1) * (o.layout.tp or 1) == 1

@@ -288,7 +288,8 @@ local function guarded(case, team)
   core.doing(text)
   local good, words = xpcall(check_case, debug.traceback, case, team)
   if good then return words and { text = text, words = words } end
-  error(("case %q: %s"):format(text, words), 0) -- other ranks wait for this one: the job ends
+  -- other ranks wait for this one: the job ends
+  error(("not ok case %q: %s"):format(text, words), 0)
 end
 
 -- This rank's part of a phase; failures go to `failures`.

@@ -80,8 +80,9 @@ local function torch(mode)
         "~/torch/bin/pip install torch, then --python ~/torch/bin/python"
     end
     if case.ranks then
+      local how = mode == "1f1b" and "pp" or case.how
       return ("%s %s %s %s %d"):format(quote(o.python), quote(o.folder .. "/peer_pipeline.py"),
-        mode == "1f1b" and "pp" or case.how, shape_words(case), case.ranks), environment(1, KEEP_MEMORY, true)
+        how, shape_words(case), case.ranks), environment(1, KEEP_MEMORY, true)
     end
     if mode == "compile" and not o.compile then return nil, "left out (--no-compile)" end
     return ("%s %s %s %d %s"):format(quote(o.python), quote(o.folder .. "/peer_torch.py"),

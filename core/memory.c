@@ -9,7 +9,17 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_ADDRESS__) // gcc
+#define HAS_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) // clang
+#define HAS_ASAN 1
+#endif
+#endif
+#ifndef HAS_ASAN
+#define HAS_ASAN 0
+#endif
+#if HAS_ASAN
 #include <sanitizer/asan_interface.h>
 #define POISON(p, n) ASAN_POISON_MEMORY_REGION(p, n)
 #define UNPOISON(p, n) ASAN_UNPOISON_MEMORY_REGION(p, n)
@@ -28,20 +38,29 @@ enum {
 };
 // Blocks that hold a huge page or more ask for them. Smaller ones from SLAB_FROM on are cut from
 // slabs of huge pages, for on small pages a good part of the time of a light kernel goes to looking
-// up addresses; a pool that holds little stays on small ones, which a page of memory fills. (The
-// address sanitizer watches blocks of their own.)
+// up addresses; a pool that holds little stays on small ones, which a page of memory fills. What is
+// free in a slab that cannot go back as a whole is joined to extents, from which blocks of any size
+// are cut again; beyond the limit no slab is begun. (The address sanitizer watches blocks of their
+// own.)
 static const size_t HUGE_PAGE = (size_t)2 << 20, SLAB = (size_t)8 << 20, SLAB_FROM = 16 << 10;
-#if defined(__SANITIZE_ADDRESS__)
+#if HAS_ASAN
 static const bool HAS_SLABS = false;
 #else
 static const bool HAS_SLABS = true;
 #endif
 
+// Free space within a slab, kept where it is.
+typedef struct Extent {
+  struct Extent *next; // at a higher address, not adjacent
+  size_t bytes;
+} Extent;
+
 typedef struct Slab {
   struct Slab *next;
   char *memory; // SLAB bytes
   size_t used;  // cut off from its start
-  size_t free;  // of those, what pool_trim found in the free lists
+  size_t spare; // of those, what the extents hold
+  Extent *extents;
 } Slab;
 
 typedef struct FreeBlock {
@@ -54,6 +73,7 @@ struct Pool {
   MemUse use[MEM_KINDS];
   MemUse total;
   size_t cached; // bytes in the free lists
+  size_t spare;  // bytes in the slabs' extents
   size_t limit;
   size_t debt;
   int64_t fail_at;
@@ -116,21 +136,56 @@ static void *huge_alloc(size_t bytes) {
   return p;
 }
 
-static void *slab_alloc(Pool *pool, size_t block_bytes) {
-  Slab *slab = pool->slabs;
-  if (!slab || SLAB - slab->used < block_bytes) {
-    slab = malloc(sizeof *slab);
-    char *memory = slab ? huge_alloc(SLAB) : NULL;
-    if (!memory) {
-      free(slab);
-      return NULL;
-    }
-    *slab = (Slab){.next = pool->slabs, .memory = memory};
-    pool->slabs = slab;
+// A block from what is free in the slab; NULL: it has no room for it.
+static void *slab_cut(Pool *pool, Slab *slab, size_t bytes) {
+  for (Extent **at = &slab->extents, *e; slab->spare >= bytes && (e = *at); at = &e->next) {
+    if (e->bytes < bytes) continue;
+    e->bytes -= bytes;
+    if (e->bytes == 0) *at = e->next;
+    slab->spare -= bytes;
+    pool->spare -= bytes;
+    return (char *)e + e->bytes; // after the extent's head, which stays, or is gone
   }
+  if (SLAB - slab->used < bytes) return NULL;
   void *p = slab->memory + slab->used;
-  slab->used += block_bytes;
+  slab->used += bytes;
   return p;
+}
+
+// Takes a free block back, joined to its neighbours.
+static void slab_put(Pool *pool, Slab *slab, void *block, size_t bytes) {
+  Extent **at = &slab->extents, *before = NULL, *e = block;
+  for (; *at && (uintptr_t)*at < (uintptr_t)block; at = &(*at)->next) before = *at;
+  *e = (Extent){.next = *at, .bytes = bytes};
+  *at = e;
+  slab->spare += bytes;
+  pool->spare += bytes;
+  if (e->next && (char *)e + e->bytes == (char *)e->next) {
+    e->bytes += e->next->bytes;
+    e->next = e->next->next;
+  }
+  if (before && (char *)before + before->bytes == (char *)e) {
+    before->bytes += e->bytes;
+    before->next = e->next;
+  }
+}
+
+static void *slab_alloc(Pool *pool, size_t block_bytes) {
+  for (Slab *slab = pool->slabs; slab; slab = slab->next) {
+    void *p = slab_cut(pool, slab, block_bytes);
+    if (p) return p;
+  }
+  if (pool->total.current + pool->cached + pool->spare + SLAB > pool->limit)
+    return aligned_alloc(ALIGN, block_bytes);
+  Slab *slab = malloc(sizeof *slab);
+  char *memory = slab ? huge_alloc(SLAB) : NULL;
+  if (!memory) {
+    free(slab);
+    return NULL;
+  }
+  *slab = (Slab){.next = pool->slabs, .memory = memory};
+  pool->slabs = slab;
+  return slab_cut(pool, slab, block_bytes);
 }
 
 static void *system_alloc(Pool *pool, size_t block_bytes) {
@@ -147,33 +202,25 @@ static Slab *slab_of(const Pool *pool, const FreeBlock *block) {
   return slab;
 }
 
-static bool all_free(const Slab *slab) { return slab->free == slab->used; }
-
 void pool_trim(Pool *pool) {
-  for (Slab *slab = pool->slabs; slab; slab = slab->next) slab->free = 0;
   for (int k = 0; k < CLASSES; k++)
-    for (FreeBlock *block = pool->slabs ? pool->free_blocks[k] : NULL; block; block = block->next) {
-      Slab *slab = slab_of(pool, block);
-      if (slab) slab->free += bytes_of(k);
-    }
-  for (int k = 0; k < CLASSES; k++)
-    for (FreeBlock **at = &pool->free_blocks[k], *block; (block = *at);) {
+    for (FreeBlock *block; (block = pool->free_blocks[k]);) {
       UNPOISON(block, sizeof *block);
-      Slab *slab = slab_of(pool, block);
-      if (slab && !all_free(slab)) {
-        at = &block->next;
-        continue;
-      }
-      *at = block->next;
+      pool->free_blocks[k] = block->next;
       pool->cached -= bytes_of(k);
-      if (!slab) free(block);
+      Slab *slab = slab_of(pool, block);
+      if (slab)
+        slab_put(pool, slab, block, bytes_of(k));
+      else
+        free(block);
     }
   for (Slab **at = &pool->slabs, *slab; (slab = *at);) {
-    if (!all_free(slab)) {
+    if (slab->spare < slab->used) {
       at = &slab->next;
       continue;
     }
     *at = slab->next;
+    pool->spare -= slab->spare;
     free(slab->memory);
     free(slab);
   }
@@ -231,7 +278,8 @@ static void *take(Pool *pool, size_t rounded, size_t block_bytes, int class) {
     pool->cached -= block_bytes;
     return block;
   }
-  if (pool->total.current + pool->cached + block_bytes > pool->limit) pool_trim(pool);
+  size_t held = pool->total.current + pool->cached + pool->spare;
+  if (held + block_bytes > pool->limit && pool->cached >= block_bytes) pool_trim(pool);
   void *p = system_alloc(pool, block_bytes);
   if (!p && pool->cached) {
     pool_trim(pool);

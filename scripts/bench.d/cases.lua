@@ -65,6 +65,8 @@ return {
     }),
   ranks("interleaved", "pp2", "the same, interleaved 1F1B, 2 stages a rank",
     { "eager", "1f1b" }, { ["1f1b"] = 1.4 }),
+  ranks("zero_bubble", "zb", "the same, zb-h1 (PyTorch: interleaved zero bubble, 2 stages a rank)",
+    { "eager", "1f1b" }, { ["1f1b"] = 1.4 }),
   ranks("replicas", "dp", "the same step, 2 replicas", { "eager" }, { eager = 1.2 }),
   ranks("tensor", "tp", "the same step, its layers cut over 2 ranks", { "eager" },
     { eager = 1.2 }),

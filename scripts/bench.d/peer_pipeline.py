@@ -1,8 +1,9 @@
 """PyTorch's side of the benchmarks of several ranks: torch.distributed over gloo, 1 thread a rank.
 
-Usage: peer_pipeline.py pp|pp2|dp|tp LAYERS HEADS D T B VOCAB M RANKS
+Usage: peer_pipeline.py pp|pp2|zb|dp|tp LAYERS HEADS D T B VOCAB M RANKS
 
 pp: torch.distributed.pipelining, 1F1B, the same split; pp2: interleaved 1F1B, two stages a rank;
+zb: interleaved zero bubble, two stages a rank (PyTorch has none of one stage a rank);
 dp: DistributedDataParallel; tp: peer_tensor.py.
 The first rank answers (scripts/bench.d/worker.lua has the protocol); the others are started by it.
 """
@@ -58,13 +59,9 @@ def stage_model(torch, model, index, stages):
     return Part(), loss
 
 
-def pipeline_step(torch, shape, rank, ranks, per_rank=1):
+def pipeline_step(torch, shape, rank, ranks, per_rank=1, name="Schedule1F1B"):
     """Clipping is by the norm of a rank's own layers: PyTorch has no global one for a pipeline."""
-    from torch.distributed.pipelining import (
-        PipelineStage,
-        Schedule1F1B,
-        ScheduleInterleaved1F1B,
-    )
+    from torch.distributed import pipelining
 
     layers, heads, d, T, B, vocab, M = shape
     torch.manual_seed(1)
@@ -73,11 +70,9 @@ def pipeline_step(torch, shape, rank, ranks, per_rank=1):
     for index in range(rank, ranks * per_rank, ranks):
         module, loss = stage_model(torch, model, index, ranks * per_rank)
         modules.append(module)
-        stages.append(PipelineStage(module, index, ranks * per_rank, torch.device("cpu")))
-    if per_rank > 1:
-        schedule = ScheduleInterleaved1F1B(stages, M, loss_fn=loss)
-    else:
-        schedule = Schedule1F1B(stages[0], M, loss_fn=loss)
+        stages.append(pipelining.PipelineStage(module, index, ranks * per_rank, torch.device("cpu")))
+    make = getattr(pipelining, name)
+    schedule = make(stages if per_rank > 1 else stages[0], M, loss_fn=loss)
     optimizer = make_optimizer(torch, modules)
     ids = torch.randint(vocab, (B, T + 1))
     inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
@@ -97,7 +92,11 @@ def pipeline_step(torch, shape, rank, ranks, per_rank=1):
 
 
 def interleaved_step(torch, shape, rank, ranks):
-    return pipeline_step(torch, shape, rank, ranks, per_rank=2)
+    return pipeline_step(torch, shape, rank, ranks, 2, "ScheduleInterleaved1F1B")
+
+
+def zero_bubble_step(torch, shape, rank, ranks):
+    return pipeline_step(torch, shape, rank, ranks, 2, "ScheduleInterleavedZeroBubble")
 
 
 def replica_step(torch, shape, rank, ranks):
@@ -154,6 +153,7 @@ def work(rank, what, shape, ranks, meeting):
     steps = {
         "pp": pipeline_step,
         "pp2": interleaved_step,
+        "zb": zero_bubble_step,
         "dp": replica_step,
         "tp": tensor_step,
     }

@@ -3,6 +3,7 @@
 --
 --   pp       the model over a pipeline of the ranks, 1F1B
 --   pp2      the same, two stages a rank, interleaved 1F1B
+--   zb       the same, one stage a rank, zb-h1
 --   dp       a replica on each rank
 --   tp       the layers cut over the ranks, all samples at once
 --   halves   each rank trains its half of the layers by itself, both at the same time: what a
@@ -49,14 +50,16 @@ end
 
 local makers = {}
 
-function makers.pp(per_rank)
+function makers.pp(per_rank, pipeline)
   local trainer = trainer_of(gpt(o), nn.cross_entropy, B, B // M,
-    { pp = ranks, stages_per_rank = per_rank })
+    { pp = ranks, stages_per_rank = per_rank, pipeline = pipeline })
   local x, y = ids_of(B)
   return function() return trainer:step { x, y }.loss end, trainer.pipeline
 end
 
 function makers.pp2() return makers.pp(2) end
+
+function makers.zb() return makers.pp(1, "zb-h1") end
 
 function makers.dp()
   local trainer = trainer_of(gpt(o), nn.cross_entropy, B, B // ranks, { dp = ranks })

@@ -25,7 +25,8 @@ static void on_stop(int number) {
 }
 
 // catch_signals(true or nothing) notes SIGTERM and SIGUSR1 from here on; catch_signals(false)
-// brings back what they did before. Calls may nest.
+// brings back what they did before. Calls may nest. catch_signals(false, true): the process ends
+// because of one, which another rank may have heard of first; one more changes nothing.
 static int catch_signals(lua_State *L) {
   static struct sigaction before_term, before_usr1;
   static int depth;
@@ -38,7 +39,7 @@ static int catch_signals(lua_State *L) {
     if (depth++ > 0) return 0;
     sigaction(SIGTERM, &action, &before_term);
     sigaction(SIGUSR1, &action, &before_usr1);
-  } else if (depth > 0 && --depth == 0) {
+  } else if (depth > 0 && --depth == 0 && !lua_toboolean(L, 2)) {
     sigaction(SIGTERM, &before_term, NULL);
     sigaction(SIGUSR1, &before_usr1, NULL);
     int missed = stop_signal; // nobody answered it: it does what it did before

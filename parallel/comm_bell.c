@@ -2,7 +2,9 @@
 //
 // Each rank has a page that the others of its node map (the one with what it is doing). On it is a
 // bell: a number that whoever sends it something counts up, and then wakes the sleeper if there is
-// one. So waiting takes no time from those who work, and ends some microseconds after the message.
+// one. So waiting takes no time from those who work, and ends some microseconds after the message;
+// but while a message of more than 2 KiB is awaited or under way, ranks nap for some 50 us at a
+// time and look, for MPI moves it on only where somebody looks.
 //
 //     waits:  seen = bell; look; look again; asleep = 1; futex sleeps unless bell != seen
 //     sends:  the message; bell += 1; if (asleep) futex wakes

@@ -512,7 +512,6 @@ static void try_link(double ms) {
   claim("a delayed link delays each message");
 }
 
-// With RILLE_FAKE_SLOW=1:FACTOR.
 static int by_value(const void *a, const void *b) {
   double x = *(const double *)a, y = *(const double *)b;
   return (x > y) - (x < y);
@@ -550,6 +549,7 @@ static void try_sleep(void) {
   claim("a rank that waits sleeps until it is rung");
 }
 
+// With RILLE_FAKE_SLOW=1:FACTOR.
 static void try_slow(double factor) {
   CHECK(comm_fake_slow() == (world->rank == 1 ? factor : 1.0));
   claim("a rank can be slow");

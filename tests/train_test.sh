@@ -149,3 +149,19 @@ os.execute("kill -TERM $PPID")
 print "alive"' >out 2>&1
 [ $? -eq 143 ] && ! grep -q alive out
 ok 'after the loop SIGTERM does again what it did before' $?
+
+# As where another rank has heard of it first, and the launcher's signal comes while this one stops.
+# shellcheck disable=SC2016  # the inner shell's variable
+"$rille" -e 'local checkpoint = require "rille.checkpoint"
+local stop = checkpoint.stop
+checkpoint.stop = function(...) os.execute("kill -TERM $PPID") return stop(...) end
+local n = rille.nn.Linear { 2, 2 }
+local t = rille.Trainer { model = n, loss = rille.nn.mse, optimizer = "sgd", batch = { 2 }, log = 0,
+  out = "again" }
+local x = rille.ones(2, 2)
+for _, batch in t:steps(rille.data.fixed { x, x }, 9) do
+  t:step(batch)
+  os.execute("kill -TERM $PPID")
+end' >out 2>&1
+[ $? -eq 75 ] && [ -e again/checkpoint.json ]
+ok 'a second SIGTERM while a run stops changes nothing: 75' $?

@@ -341,6 +341,7 @@ function Trainer:steps(loader, n)
     metrics:say(("%s is at step %d; nothing left to do of %d"):format(
       self.resumed and "the checkpoint" or "the training", self.step_count, n))
   end
+  local is_stopping = false
   local started, runs = nil, {} -- runs: steps that nobody has been told of
   -- What the other ranks say of a step may come while the next one runs: it is told of then.
   local function tell(all)
@@ -357,6 +358,7 @@ function Trainer:steps(loader, n)
       signal = after_step(self, metrics, table.remove(runs, 1)) or signal
       if signal then keep = 0 end -- the end: all steps are told of first
     end
+    is_stopping = is_stopping or signal ~= nil
     if signal then checkpoint.stop(self, metrics, signal) end
     if newest and #runs == 0 then checkpoint.when_due(self) end
   end
@@ -364,7 +366,7 @@ function Trainer:steps(loader, n)
     __close = function(_, failure)
       if not failure then tell(true) end
       metrics:close()
-      core.catch_signals(false)
+      core.catch_signals(false, is_stopping)
       self.metrics = nil
     end,
   })

@@ -1,16 +1,15 @@
 // attention - softmax(scale q k' + mask) v, tile by tile, forward and backward.
 //
-// Forward, a task is (sample, head, SUPER queries): for each block of BK keys, K is packed once,
-// then for each NR queries (lanes of vectors)
+// Forward, a task is (sample, head, SUPER queries): for each block of BK keys, the rows of K are
+// copied once, ROW apart, then for each NR queries (lanes of vectors)
 //
 //     s[key][query] = k q'      softmax runs down the keys: no sums across lanes
-//     o[query][D]  += p v       p[key][query] is already the packed form of the left operand
+//     o[query][D]  += p v
 //
 // Backward, a task is (sample, key head): for each block of BK keys, for each query head of the
-// group, for each BQ queries, s and dp are [query][key], so that p and ds are the packed left
-// operands of dv += p' do and dk += ds' q; ds is transposed for dq += ds k. With few tasks for the
-// threads, dq and (dk, dv) are made in two passes whose sums run in the same order, with the same
-// bits.
+// group, for each BQ queries: s and dp, dv += p' do, dk += ds' q, dq += ds k. Left operands of the
+// tiles are rows where they are, ROW apart. With few tasks for the threads, dq and (dk, dv) are
+// made in two passes whose sums run in the same order, with the same bits.
 //
 // Blocks start at multiples of BK keys, so the order of a sum is a function of the key's index.
 // What is skipped (tiles and ends of sums that are masked out) would have added exact zeros.

@@ -1,5 +1,5 @@
--- caught_test - a script may catch the error of a step: what the step had begun is gone, and the
--- step again is the step as it would have been.
+-- caught_test - a script may catch the error of an action of a step: what the step had begun is
+-- gone, and the step again is the step as it would have been.
 local check <const> = require "tests.check"
 local rille <const> = require "rille"
 local core <const> = rille.core
@@ -163,6 +163,25 @@ check.test("Pipeline: a step that failed is the same step again", function()
     return losses
   end
   check.equal(losses_of(true), losses_of(false))
+end)
+
+check.test("looking for what is not finite changes no buffer", function()
+  local Counting = nn.class "Counting"
+  function Counting:init()
+    self.inner = nn.Linear { 4, 4 }
+    self:buffer("seen", rille.zeros { 1 })
+  end
+  function Counting:forward(x)
+    self:update_buffer("seen", function(old) return old + 1 end)
+    return self.inner(x)
+  end
+  local counting = Counting()
+  local trainer = rille.Trainer { model = nn.Sequential { { "one", counting } }, loss = nn.mse,
+    log = 0, optimizer = "sgd", batch = { global = 4, micro = 4 } }
+  local x = rille.ones { 4, 4 }
+  trainer:step { x, x }
+  check.ok(not pcall(trainer.step, trainer, { x, rille.full({ 4, 4 }, 0 / 0) }))
+  check.equal(counting.seen:item(), 2)
 end)
 
 check.test("memory that a failed step held is free", function()

@@ -133,7 +133,8 @@ local function pieces_of(self, batch, at)
   return pieces
 end
 
--- What a pass had begun that ended by an error: the script may catch that and go on.
+-- What a pass had begun that ended by an error: the script may catch that and go on. (Buffers that
+-- forward passes changed are put in place when the pass is over: an error after it leaves them.)
 local function abandon(self, failure)
   if not failure then return end
   core.end_microbatch()
@@ -266,7 +267,6 @@ function Pipeline:forward_backward(batch, at)
   self.next_bucket, self.started = 1, {}
   for _, bucket in ipairs(self.buckets) do bucket.is_ready = false end
   for _, stage in ipairs(l.local_stages) do self.live[stage], self.left[stage] = {}, l.m end
-  nn.staged_updates = {}
   if self.is_broken and self.all:size() > 1 then
     core.give_up("an earlier step failed on this rank, and the error was caught: other ranks wait "
       .. "in that step\n    hint: let the error end the run")
@@ -277,6 +277,7 @@ function Pipeline:forward_backward(batch, at)
     agree_in_tp(self) -- after the first update
   end
   self.is_broken = true
+  nn.staged_updates = {}
   pass(self, false, self.exec.run)
   gather_spans(self)
   for _, sum in ipairs(self.started) do sum:wait() end

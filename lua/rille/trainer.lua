@@ -8,6 +8,7 @@ local checkpoint = require "rille.checkpoint"
 local expect = require "rille.expect"
 local export = require "rille.export"
 local fail = require "rille.fail"
+local nn = require "rille.nn"
 local targets = require "rille.targets"
 local trainer_options = require "rille.trainer_options"
 
@@ -77,7 +78,9 @@ end
 -- together: all ranks are here, so that they can run the step's forward passes again.
 local function explain_nonfinite(self, r, what, value, together)
   core.begin_step(r.step)
+  nn.staged_updates = {} -- what this forward pass would change in buffers: thrown away
   local where = together and self.pipeline:first_nonfinite(r.batch, r.at)
+  nn.staged_updates = nil
   local shown = value ~= value and "nan" or value > 0 and "inf" or "-inf"
   return ("step %d: %s is %s\n  %s\n"
     .. "  hint: a lower learning rate, more warm-up, or nonfinite = \"skip\""):format(

@@ -28,7 +28,9 @@ struct Backward {
   Task *tasks;
   int n_tasks, tasks_room, next_task; // those before next_task have run
   bool holds;                         // B: tasks are kept for the wait of a node with OP_SUMS
-  struct Backward *next;              // of ctx->halves
+  Tensor **leaves;                    // retained: those that got a gradient they may not own alone
+  int n_leaves, leaves_room;
+  struct Backward *next; // of ctx->halves
 };
 
 static Status heap_push(Heap *heap, Node *node) {
@@ -93,6 +95,36 @@ static Status accumulate(Ctx *ctx, Tensor **slot, Tensor *owned) {
   return status;
 }
 
+// A leaf's gradient is the script's: at the end it lies in a storage of its own. Until then it may
+// be the one that a node or the caller has too: most of those are gone by then, and nothing is
+// copied.
+static Status give_leaf(Ctx *ctx, Backward *run, Tensor *leaf, Tensor *owned) {
+  if (leaf->grad) return accumulate(ctx, &leaf->grad, owned);
+  if (run->n_leaves == run->leaves_room) {
+    int room = run->leaves_room ? 2 * run->leaves_room : 8;
+    Tensor **grown = realloc(run->leaves, (size_t)room * sizeof(Tensor *));
+    if (!grown) {
+      tensor_release(ctx, owned);
+      return fail(ST_ENOMEM, "out of memory for the gradients of %d leaves", room);
+    }
+    run->leaves = grown;
+    run->leaves_room = room;
+  }
+  run->leaves[run->n_leaves++] = tensor_retain(leaf);
+  leaf->grad = owned;
+  return ST_OK;
+}
+
+static Status own_leaves(Ctx *ctx, Backward *run, Status status) {
+  for (int i = 0; i < run->n_leaves; i++) {
+    Tensor *leaf = run->leaves[i];
+    if (status == ST_OK && leaf->grad) status = make_exclusive(ctx, &leaf->grad);
+    tensor_release(ctx, leaf);
+  }
+  run->n_leaves = 0;
+  return status;
+}
+
 static Status schedule(Backward *run, Node *node) {
   if (node->queued) return ST_OK;
   return heap_push(node->has_data ? &run->data_nodes : &run->param_nodes, node);
@@ -121,6 +153,17 @@ static Status direct_target(Ctx *ctx, Node *node, int j, Tensor **target, bool *
   return ST_OK;
 }
 
+// The buffer of a parameter += owned (owned is taken over).
+static Status give_param(Ctx *ctx, GradUse *use, Tensor *owned) {
+  OpArgs cast = {.n_list = -1};
+  cast.v[0].i = use->grad->dtype;
+  Status status =
+      op_apply_into(ctx, ctx->core_ops->cast, &owned, 1, &cast, &use->grad, use->written);
+  use->written = true;
+  tensor_release(ctx, owned);
+  return status;
+}
+
 // A gradient that no kernel wrote in place goes to its edge.
 static Status deliver(Ctx *ctx, Backward *run, Node *node, int j, Tensor *din, GradUse *use) {
   Edge *edge = &node->edges[j];
@@ -128,17 +171,10 @@ static Status deliver(Ctx *ctx, Backward *run, Node *node, int j, Tensor *din, G
     TRY(accumulate(ctx, &edge->node->dout[edge->out_index], din));
     return schedule(run, edge->node);
   }
-  if (!edge->leaf->param) return accumulate(ctx, &edge->leaf->grad, din);
-  if (!use) {
-    tensor_release(ctx, din);
-    return ST_OK;
-  }
-  OpArgs cast = {.n_list = -1};
-  cast.v[0].i = use->grad->dtype;
-  Status status = op_apply_into(ctx, ctx->core_ops->cast, &din, 1, &cast, &use->grad, use->written);
-  use->written = true;
+  if (!edge->leaf->param) return give_leaf(ctx, run, edge->leaf, din);
+  if (use) return give_param(ctx, use, din);
   tensor_release(ctx, din);
-  return status;
+  return ST_OK;
 }
 
 static Status changed_since(const Node *node, const Kept *kept) {
@@ -411,6 +447,8 @@ void backward_delete(Ctx *ctx, Backward *run) {
   }
   for (int k = 0; k < run->n_tasks; k++) task_release(ctx, &run->tasks[k]);
   free(run->tasks);
+  for (int i = 0; i < run->n_leaves; i++) tensor_release(ctx, run->leaves[i]);
+  free(run->leaves);
   free(run);
 }
 
@@ -443,7 +481,13 @@ static Status seed(Ctx *ctx, Backward *run, Tensor *out, Tensor *dout) {
     TRY(accumulate(ctx, &out->node->dout[out->out_index], gradient));
     return schedule(run, out->node);
   }
-  return accumulate(ctx, &out->grad, gradient);
+  if (!out->param) return give_leaf(ctx, run, out, gradient);
+  GradUse *use;
+  Status status = param_place(ctx, out->param);
+  if (status == ST_OK) status = param_grad_buffer(ctx, out->param, ctx->place.unit, &use);
+  if (status == ST_OK) return give_param(ctx, use, gradient);
+  tensor_release(ctx, gradient);
+  return status;
 }
 
 static Status run_no_grad(Ctx *ctx, Backward *run, bool walk_params) {
@@ -464,6 +508,7 @@ Status backward(Ctx *ctx, Tensor **outs, Tensor **douts, int n, BackwardKind kin
   for (int i = 0; i < n && status == ST_OK; i++)
     status = seed(ctx, run, outs[i], douts ? douts[i] : NULL);
   if (status == ST_OK) status = run_no_grad(ctx, run, kind == BACKWARD_B);
+  status = own_leaves(ctx, run, status);
   if (status == ST_OK && kind == BACKWARD_I)
     *w = run;
   else
@@ -497,6 +542,7 @@ Status backward_w(Ctx *ctx, Backward *run) {
       tell(ctx, run, node->unit, run->tasks[run->next_task].node->unit);
   }
   if (status == ST_OK) status = walk(ctx, run, &run->param_nodes);
+  status = own_leaves(ctx, run, status);
   ctx->grad_enabled = grad;
   return status;
 }

@@ -19,6 +19,86 @@ check.test("no_grad: as a function and as a closed variable, also when an error 
   check.ok(rille.is_grad_enabled())
 end)
 
+-- Whatever op hands one gradient on to several: who changes one of them, or what backward was given,
+-- changes no other.
+check.test("each leaf's gradient is its own", function()
+  local both = rille.op { name = "both", forward = function(_, x, b) return x + b end,
+    backward = function(_, dy) return dy, dy end }
+  local shapes = {
+    add = function(x, b) return x + b end,
+    views = function(x, b) return x:view(-1) + b:view(-1) end,
+    view = function(x, b) return x:view(3, 2) + 0 * b:view(3, 2) end,
+    transposed = function(x, b) return x:t() + b:t() end,
+    broadcast = function(x, b) return x:view(1, 2, 3) + b end,
+    sliced = function(x, b) return x:slice(0, 0, 2) + b:slice(1, 0, 3) end,
+    joined = function(x, b) return rille.cat({ x, b }, 0) end,
+    stacked = function(x, b) return rille.stack { x, b } end,
+    summed = function(x, b) return x:sum() + b:sum() end,
+    cast = function(x, b) return (x:to("f64") + b:to("f64")):to("f32") end,
+    custom = function(x, b) return both(x, b) end,
+    checkpointed = function(x, b)
+      return rille.checkpoint(function(u, v) return u + v end, x, b)
+    end,
+    itself = function(x) return x end,
+  }
+  for name, f in pairs(shapes) do
+    for _, half in ipairs { "B", "I" } do
+      for _, twice in ipairs { false, true } do
+        local x, b = rille.ones(2, 3):requires_grad_(), rille.ones(2, 3):requires_grad_()
+        local g
+        for _ = 1, twice and 2 or 1 do
+          local y = f(x, b)
+          g = rille.full({ y:shape() }, 2.0)
+          local w = core.backward({ y }, { g }, half)
+          if w then w:run() end
+        end
+        local function differs(what, t, want)
+          if t and not t:eq(want):all():item() then
+            error(("%s, %s%s: %s has changed"):format(name, half, twice and " twice" or "", what))
+          end
+        end
+        local dx, db = x:grad(), b:grad()
+        local want_x, want_b = dx:clone(), db and db:clone()
+        g:fill_(7)
+        differs("x after the seed", dx, want_x)
+        differs("b after the seed", db, want_b)
+        dx:mul_(3)
+        differs("b after x", db, want_b)
+        differs("the seed after x", g, 7)
+        differs("x itself", x:grad(), want_x * 3)
+        if db then db:add_(1) end
+        differs("x after b", dx, want_x * 3)
+        differs("the seed after b", g, 7)
+      end
+    end
+  end
+end)
+
+check.test("backward of a leaf or a parameter itself", function()
+  for _, p in ipairs { core.param("p", { 1 }):fill_(3), leaf { 3.0 } } do
+    p:backward()
+    check.equal(p:grad():tolist(), { 1 })
+    p:backward(tensor { 4.0 })
+    local twice = p * 2
+    twice:backward()
+    check.equal(p:grad():tolist(), { 7 })
+  end
+end)
+
+-- Between I and W the output gradients that W will read are not those of leaves.
+check.test("a leaf's gradient that changes between I and W changes no weight's", function()
+  local function run(changes)
+    rille.manual_seed(1)
+    local w, x = core.param("w", { 4, 4 }):normal_(0, 0.5), core.data(rille.randn(3, 4))
+    local b = leaf(rille.ones(3, 4))
+    local half = core.backward({ x:matmul(w) + b }, { rille.full({ 3, 4 }, 2.0) }, "I")
+    if changes then b:grad():mul_(100) end
+    half:run()
+    return w:grad():tolist()
+  end
+  check.equal(run(true), run(false))
+end)
+
 check.test("I then W gives the gradients of B, bit for bit", function()
   local function run(half)
     rille.manual_seed(1)

@@ -35,7 +35,13 @@ local faulty = rille.op { name = "faulty",
 function Unit:forward(x)
   local y = self.drop(self.linear(x))
   local mean = y:detach():mean():item()
-  self:update_buffer("seen", function(old) return old * 0.5 + mean end)
+  self:update_buffer("seen", function(old)
+    if faults.where == "buffer" then
+      faults.n = faults.n - 1
+      if faults.n < 0 then error("a fault in a buffer", 0) end
+    end
+    return old * 0.5 + mean
+  end)
   rille.add_loss("size", (y * y):mean(), 0.1)
   fault_at "forward"
   return faulty(y)
@@ -45,7 +51,8 @@ local function make(options)
   options = options or {}
   local model = nn.Sequential { { "a", Unit(4) }, { "b", Unit(4) }, { "c", nn.Linear { 4, 3 } } }
   return rille.Trainer { model = model, loss = options.loss or nn.cross_entropy, log = 0, seed = 7,
-    optimizer = { "adamw", lr = 0.05 }, batch = { global = 6, micro = 2 } }, model
+    optimizer = { "adamw", lr = 0.05, schedule = options.schedule },
+    nonfinite = options.nonfinite, batch = { global = 6, micro = 2 } }, model
 end
 
 local function batch(step)
@@ -165,23 +172,82 @@ check.test("Pipeline: a step that failed is the same step again", function()
   check.equal(losses_of(true), losses_of(false))
 end)
 
-check.test("looking for what is not finite changes no buffer", function()
-  local Counting = nn.class "Counting"
-  function Counting:init()
-    self.inner = nn.Linear { 4, 4 }
-    self:buffer("seen", rille.zeros { 1 })
+-- What is found only when all has been computed: the weights and buffers that made it stay, and the
+-- step again is the step as it would have been.
+local function judged(spoil, options)
+  local function go(fails)
+    local trainer, model = make(options)
+    local losses = {}
+    for step, b in ipairs(batches) do
+      if fails and step == 2 then
+        local before = state_of(trainer, model)
+        local good, words = spoil(trainer, b)
+        check.ok(not good, "it fails")
+        check.equal(state_of(trainer, model), before, tostring(words))
+      end
+      losses[step] = ("%.17g"):format(trainer:step(b).loss)
+    end
+    return table.concat(losses, " ") .. " " .. state_of(trainer, model)
   end
-  function Counting:forward(x)
-    self:update_buffer("seen", function(old) return old + 1 end)
-    return self.inner(x)
+  check.equal(go(true), go(false))
+end
+
+check.test("a step of which no target counts changes no buffer", function()
+  judged(function(trainer, b)
+    return pcall(trainer.step, trainer, { b[1], rille.full({ 6 }, -100, { dtype = "i64" }) })
+  end)
+end)
+
+check.test("a step whose loss is not finite changes no buffer, nor does looking for why", function()
+  judged(function(trainer, b) return pcall(trainer.step, trainer, { b[1] * (0 / 0), b[2] }) end)
+end)
+
+check.test("a step that is skipped changes no buffer", function()
+  local trainer, model = make { nonfinite = "skip" }
+  trainer:step(batches[1])
+  local before = state_of(trainer, model)
+  check.ok(trainer:step({ batches[2][1] * (0 / 0), batches[2][2] }).skipped)
+  check.equal(state_of(trainer, model), before)
+  check.ok(not trainer:step(batches[3]).skipped)
+  check.ok(state_of(trainer, model) ~= before)
+end)
+
+check.test("a buffer's function that fails leaves all buffers, and the weights", function()
+  judged(function(trainer, b)
+    faults = { where = "buffer", n = 4 } -- before that others have been put in place
+    local good, words = pcall(trainer.step, trainer, b)
+    faults = {}
+    return good, words
+  end)
+end)
+
+check.test("a schedule that fails leaves the buffers and the number of updates", function()
+  local fails
+  local schedule = function(step)
+    if fails then
+      fails = nil
+      error("a fault in the schedule", 0)
+    end
+    return 1 / step
   end
-  local counting = Counting()
-  local trainer = rille.Trainer { model = nn.Sequential { { "one", counting } }, loss = nn.mse,
-    log = 0, optimizer = "sgd", batch = { global = 4, micro = 4 } }
-  local x = rille.ones { 4, 4 }
-  trainer:step { x, x }
-  check.ok(not pcall(trainer.step, trainer, { x, rille.full({ 4, 4 }, 0 / 0) }))
-  check.equal(counting.seen:item(), 2)
+  judged(function(trainer, b)
+    fails = true
+    return pcall(trainer.step, trainer, b)
+  end, { schedule = schedule })
+end)
+
+check.test("Pipeline: a step that is not finite changes no buffer", function()
+  local model = nn.Sequential { { "a", Unit(4) }, { "c", nn.Linear { 4, 3 } } }
+  local pipe = rille.Pipeline { model = model, loss = nn.cross_entropy,
+    batch = { global = 6, micro = 2 } }
+  pipe:optimizer { "sgd", lr = 0.1 }
+  pipe:step(batches[1])
+  local seen = model:get("a")._buffers.seen
+  local before = seen:item()
+  check.ok(before ~= 0)
+  local r = pipe:step { batches[2][1] * (0 / 0), batches[2][2] }
+  check.ok(r.loss ~= r.loss)
+  check.equal(seen:item(), before)
 end)
 
 check.test("memory that a failed step held is free", function()

@@ -309,6 +309,8 @@ for _, loss in ipairs { "mean", "sum", "token" } do
   })
 end
 
+local spoils = false -- replica 1's part of the batch gives values that are not finite
+
 local Running = nn.class "Running"
 function Running:init()
   self:buffer("mean", rille.zeros { WIDTH })
@@ -319,6 +321,7 @@ function Running:forward(x)
   local mean = rille.no_grad(function() return x:mean { 0, 1 } end):keep()
   self:update_buffer("mean", function(old) return old * 0.9 + mean * 0.1 end)
   self:update_buffer("seen", function(old) return old + 1 end)
+  if spoils and core.place().first_sample >= 4 then x = x * (0 / 0) end
   return x + self.lin(x - self.mean)
 end
 
@@ -348,6 +351,38 @@ pipelines.test("running statistics: every microbatch once; replicas agree", 4, f
     first[entry[1]] = first[entry[1]] or entry[2]
     check.ok(first[entry[1]] == entry[2], entry[1] .. " differs between replicas")
   end
+end)
+
+-- All ranks refuse a step, whatever each of them saw, and none has changed anything.
+pipelines.test("running statistics: a step that was refused is the same again", 4, function(team)
+  local function go(spoil)
+    local trainer = rille.Trainer { model = running_model(), loss = nn.cross_entropy, seed = 1,
+      optimizer = "adamw", log = 0, batch = { global = 8, micro = 2 },
+      parallel = { comm = team, pp = 2, dp = 2, pipeline = "zbv" } }
+    for step = 1, 3 do
+      local batch = pipelines.batch(8, step)
+      if spoil and step > 1 then
+        local before = pipelines.pack(trainer.pipeline:buffers()) .. trainer:fingerprint()
+        local good = spoil(trainer, batch)
+        check.ok(not good, "it is refused")
+        check.ok(before == pipelines.pack(trainer.pipeline:buffers()) .. trainer:fingerprint(),
+          "a step that was refused has changed something")
+      end
+      trainer:step(batch)
+    end
+    return pipelines.pack(trainer.pipeline:buffers()) .. trainer:fingerprint()
+  end
+  local clean = go()
+  check.ok(clean == go(function(trainer, batch)
+    local none = rille.full({ batch[2]:shape() }, -100, { dtype = "i64" })
+    return pcall(trainer.step, trainer, { batch[1], none })
+  end), "no target counts")
+  check.ok(clean == go(function(trainer, batch)
+    spoils = true
+    local good = pcall(trainer.step, trainer, batch)
+    spoils = false
+    return good
+  end), "a loss that is not finite")
 end)
 
 core.doing("")

@@ -309,7 +309,7 @@ function Module:buffer(name, tensor)
 end
 
 --- Changes a buffer: fn(old) -> new. Within a trainer step it is applied at the step's end, in the
---- order of microbatches; a recomputation never applies it.
+--- order of microbatches, if the step updates the weights; a recomputation never applies it.
 function Module:update_buffer(name, fn)
   if self._buffers[name] == nil then
     fail("update_buffer: %s has no buffer %s", self._class, expect.describe(name))

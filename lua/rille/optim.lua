@@ -288,8 +288,8 @@ end
 
 --- One update, the gradients multiplied by `scale`; returns the learning rate.
 function Optimizer:apply(scale, total)
+  local lr = self:lr(self.steps_done + 1, total)
   self.steps_done = self.steps_done + 1
-  local lr = self:lr(self.steps_done, total)
   for _, part in ipairs(self.sets) do
     self.kind.step(part.set, self.options, part.group, lr * (part.group.lr or 1), scale,
       self.steps_done)

@@ -27,6 +27,8 @@ Pipeline.__index = Pipeline
 
 -- ---- a pass
 
+local function is_finite(x) return x - x == 0 end
+
 -- This rank's part of what a step gives.
 local function my_sums(self, norms)
   local now = self.now
@@ -100,27 +102,48 @@ function Pipeline:communication()
   return by_axis
 end
 
--- Buffers that forward passes changed: in the order of microbatches, once a step. Replicas have
--- seen other samples, tp ranks maybe other parts of time: they take the mean.
-local function apply_staged(self)
-  local staged, seen = nn.staged_updates, {}
-  nn.staged_updates = nil
-  for i, update in ipairs(staged) do update.order = i end
-  table.sort(staged, function(a, b)
-    if a.mb ~= b.mb then return a.mb < b.mb end
-    return a.order < b.order
-  end)
-  for _, update in ipairs(staged) do update.apply() end
+-- Replicas have seen other samples, tp ranks maybe other parts of time: buffers take the mean.
+local function average(self, is_changed)
   local tp = self.layout.tp
   local comm = tp and tp.wants_sequence and self.stage_comm or self.layout.dp > 1 and self.dp_comm
   if not comm then return end
-  for _, update in ipairs(staged) do seen[update.buffer] = true end
   for _, entry in ipairs(self:buffers()) do
-    if seen[entry[2]] and entry[2]:dtype():find "^b?f" then
+    if is_changed[entry[2]] and entry[2]:dtype():find "^b?f" then
       comm:all_reduce(entry[2])
       rille.no_grad(function() entry[2]:mul_(1 / comm:size()) end)
     end
   end
+end
+
+--- A step counts, on all ranks: what its forward passes changed in buffers is put in place, in the
+--- order of microbatches, and update(), if there is one, called, whose results it returns. An error
+--- in either puts the old values back.
+function Pipeline:accept(update)
+  local staged, before, is_changed = self.staged, {}, {}
+  self.staged = nil
+  local _ <close> = setmetatable({}, { __close = function(_, failure)
+    for _, entry in ipairs(before) do
+      if failure then rille.no_grad(function() entry[1]:copy_(entry[2]) end) end
+      core.release(entry[2])
+    end
+  end })
+  for i, change in ipairs(staged) do change.order = i end
+  table.sort(staged, function(a, b)
+    if a.mb ~= b.mb then return a.mb < b.mb end
+    return a.order < b.order
+  end)
+  self.is_broken = true
+  for _, change in ipairs(staged) do
+    local buffer = change.buffer
+    if not is_changed[buffer] then
+      is_changed[buffer] = true
+      table.insert(before, { buffer, buffer:detach():clone() })
+    end
+    change.apply()
+  end
+  average(self, is_changed)
+  self.is_broken = false
+  if update then return update() end
 end
 
 -- This replica's microbatches of a global batch whose first sample has the global index `at`.
@@ -133,8 +156,7 @@ local function pieces_of(self, batch, at)
   return pieces
 end
 
--- What a pass had begun that ended by an error: the script may catch that and go on. (Buffers that
--- forward passes changed are put in place when the pass is over: an error after it leaves them.)
+-- What a pass had begun that ended by an error: the script may catch that and go on.
 local function abandon(self, failure)
   if not failure then return end
   core.end_microbatch()
@@ -281,21 +303,24 @@ function Pipeline:forward_backward(batch, at)
   pass(self, false, self.exec.run)
   gather_spans(self)
   for _, sum in ipairs(self.started) do sum:wait() end
-  apply_staged(self)
+  self.staged, nn.staged_updates = nn.staged_updates, nil
   if self.recorder then self.recorder:reduced() end
   self.is_broken = false
 end
 
 --- Begins a step. What it gives is for a variable with <close>: an error ends the step; else it
 --- lasts until core.end_step().
-function pipeline.begin_step(step)
+function Pipeline:begin_step(step)
   core.begin_step(step)
   return setmetatable({}, { __close = function(_, failure)
-    if failure then core.end_step() end
+    if not failure then return end
+    core.end_step()
+    self.staged = nil
   end })
 end
 
 --- A whole step but for the update, of a loop of one's own: gradients are zeroed, filled, reduced.
+--- From a loss or gradients that are not finite nothing is put into buffers.
 ---@param batch table {inputs, targets}
 ---@return table {loss, count, scale = what the gradients are to be multiplied by, norms = for
 --- Optimizer:step, losses = added ones by name}, the same on every rank
@@ -310,17 +335,18 @@ function Pipeline:step(batch)
   end
   local step = (self.steps_taken or 0) + 1
   if self.recorder then self.recorder:updated(step - 1) end
-  local _ <close> = pipeline.begin_step(step)
+  local _ <close> = self:begin_step(step)
   self.own_optimizer:zero_grad()
   self:forward_backward(batch, self.samples_seen or 0)
-  self.samples_seen = (self.samples_seen or 0) + targets.samples(batch)
   local sums = self:report(self.own_optimizer:norms()).wait(true)
+  local loss, scale = targets.finish(self.loss, sums)
+  local norm = self.own_optimizer:norm_of(sums.norms) * scale
+  if is_finite(loss) and is_finite(norm) then self:accept() end
+  self.staged = nil
+  self.samples_seen = (self.samples_seen or 0) + targets.samples(batch)
   self.steps_taken = step
   core.end_step()
-  local loss, scale = targets.finish(self.loss, sums)
-  if self.recorder then
-    self.recorder:told(step, loss, self.own_optimizer:norm_of(sums.norms) * scale)
-  end
+  if self.recorder then self.recorder:told(step, loss, norm) end
   return { loss = loss, count = sums.count, losses = sums.added, norms = sums.norms,
     scale = scale }
 end

@@ -52,6 +52,7 @@ function Trainer.new(options)
   }, { optimizer = options.optimizer, nonfinite = self.nonfinite })
   self.layout = self.pipeline.layout
   self.optimizer = self.pipeline:optimizer(options.optimizer)
+  self.has_buffers = #self.model:named_buffers() > 0
   checkpoint.configure(self, options.checkpoint)
   return self
 end
@@ -100,7 +101,7 @@ function Trainer:step(batch)
     fail("step: the batch has %d samples, batch.global is %d", n_samples, self.global)
   end
   local step = self.step_count + 1
-  local _ <close> = pipeline.begin_step(step)
+  local _ <close> = self.pipeline:begin_step(step)
   self.optimizer:zero_grad()
   self.pipeline:forward_backward(batch, self.samples_seen)
   if self.pending and self.pending.complete then self.pending.complete(true) end
@@ -146,9 +147,16 @@ local function update_when_told(self, r, sums)
   if r.loss - r.loss ~= 0 and not skip then
     self:stop_nonfinite(r, "the loss", r.loss, true)
   end
-  local norm, lr, finite = self.optimizer:step(scale, self.total, true, sums.norms)
+  local norm = self.optimizer:norm_of(sums.norms) * scale
+  local finite = norm - norm == 0
   if not finite and not skip then self:stop_nonfinite(r, "the gradient norm", norm, true) end
-  r.grad_norm, r.lr, r.skipped = norm, lr, not finite
+  local function update() return self.optimizer:step(scale, self.total, true, sums.norms) end
+  if finite then
+    r.grad_norm, r.lr = self.pipeline:accept(update)
+  else
+    r.grad_norm, r.lr = update()
+  end
+  r.skipped = not finite
 end
 
 local function all_finite(norms)
@@ -163,7 +171,7 @@ end
 -- keep the weights that made it.
 local function update_in_advance(self, r, norms, report, scale)
   if all_finite(norms) then
-    r.lr = self.optimizer:apply(scale, self.total)
+    r.lr = self.pipeline:accept(function() return self.optimizer:apply(scale, self.total) end)
   else
     r.lr = self.optimizer:lr(self.optimizer.steps_done + 1, self.total)
   end
@@ -186,14 +194,15 @@ local function update_in_advance(self, r, norms, report, scale)
 end
 
 -- The second half of a step. Without clipping nothing in the update needs another rank's word, so
--- none is waited for: a rank goes on to its next step while others still run backward.
+-- none is waited for: a rank goes on to its next step while others still run backward. But buffers
+-- are changed only once all ranks know that the step counts.
 function Trainer:update(batch, step)
   local norms = self.optimizer:norms()
   local r = { step = step, tokens = self.pipeline.now.slots, batch = batch, at = self.samples_seen }
   local report = self.pipeline:report(norms)
   local alone = self.layout.mesh:all():size() == 1 or self.pipeline.recorder
   local scale = not alone and not self.optimizer.clip and self.nonfinite == "stop"
-    and self.step_count > 0 and self.pipeline:scale_in_advance()
+    and self.step_count > 0 and not self.has_buffers and self.pipeline:scale_in_advance()
   if scale then
     update_in_advance(self, r, norms, report, scale)
   else

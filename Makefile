@@ -177,7 +177,7 @@ $B/rille_mpi_$1.so: $O/parallel/comm_mpi.$1.o $B/librille.so $B/links
 endef
 $(foreach impl,$(MPI_IMPLS),$(eval $(call mpi_rule,$(impl))))
 # tests/allocs.c fails allocations on demand.
-ALLOC_WRAPS = $(foreach f,malloc calloc realloc strdup asprintf,-Wl$(,)--wrap=$f)
+ALLOC_WRAPS = $(foreach f,malloc aligned_alloc calloc realloc strdup asprintf,-Wl$(,)--wrap=$f)
 # The tests link the objects themselves, so that they can look behind the installed headers.
 $B/tests: $(TEST_OBJ) $(LIB_OBJ) $B/links
 	$(call link,$(ALLOC_WRAPS) $(TEST_OBJ) $(LIB_OBJ) $(CHECK_LIBS) $(BLAS_LIBS) -lm -ldl -lpthread)

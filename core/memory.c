@@ -38,10 +38,10 @@ enum {
 };
 // Blocks that hold a huge page or more ask for them. Smaller ones from SLAB_FROM on are cut from
 // slabs of huge pages, for on small pages a good part of the time of a light kernel goes to looking
-// up addresses; a pool that holds little stays on small ones, which a page of memory fills. What is
-// free in a slab that cannot go back as a whole is joined to extents, from which blocks of any size
-// are cut again; beyond the limit no slab is begun. (The address sanitizer watches blocks of their
-// own.)
+// up addresses; a pool that holds little stays on small ones, which a page of memory fills. A slab
+// begins as one free extent; what comes back to one that cannot go as a whole is joined to extents
+// again, from which blocks of any size are cut. Beyond the limit no slab is begun, and where none
+// is to be had a block is one of its own. (The address sanitizer watches blocks of their own.)
 static const size_t HUGE_PAGE = (size_t)2 << 20, SLAB = (size_t)8 << 20, SLAB_FROM = 16 << 10;
 #if HAS_ASAN
 static const bool HAS_SLABS = false;
@@ -58,7 +58,6 @@ typedef struct Extent {
 typedef struct Slab {
   struct Slab *next;
   char *memory; // SLAB bytes
-  size_t used;  // cut off from its start
   size_t spare; // of those, what the extents hold
   Extent *extents;
 } Slab;
@@ -136,20 +135,27 @@ static void *huge_alloc(size_t bytes) {
   return p;
 }
 
-// A block from what is free in the slab; NULL: it has no room for it.
-static void *slab_cut(Pool *pool, Slab *slab, size_t bytes) {
-  for (Extent **at = &slab->extents, *e; slab->spare >= bytes && (e = *at); at = &e->next) {
-    if (e->bytes < bytes) continue;
-    e->bytes -= bytes;
-    if (e->bytes == 0) *at = e->next;
-    slab->spare -= bytes;
-    pool->spare -= bytes;
-    return (char *)e + e->bytes; // after the extent's head, which stays, or is gone
-  }
-  if (SLAB - slab->used < bytes) return NULL;
-  void *p = slab->memory + slab->used;
-  slab->used += bytes;
-  return p;
+static bool is_for_slabs(size_t bytes) {
+  return HAS_SLABS && bytes >= SLAB_FROM && bytes < HUGE_PAGE;
+}
+
+// A block from what is free in the slabs; NULL: none has room for it.
+static void *slab_cut(Pool *pool, size_t bytes) {
+  if (!is_for_slabs(bytes)) return NULL;
+  for (Slab *slab = pool->slabs; slab; slab = slab->next)
+    for (Extent **at = &slab->extents, *e; slab->spare >= bytes && (e = *at); at = &e->next) {
+      if (e->bytes < bytes) continue;
+      if (e->bytes == bytes) {
+        *at = e->next;
+      } else {
+        *at = (Extent *)(void *)((char *)e + bytes);
+        **at = (Extent){.next = e->next, .bytes = e->bytes - bytes};
+      }
+      slab->spare -= bytes;
+      pool->spare -= bytes;
+      return e;
+    }
+  return NULL;
 }
 
 // Takes a free block back, joined to its neighbours.
@@ -170,28 +176,31 @@ static void slab_put(Pool *pool, Slab *slab, void *block, size_t bytes) {
   }
 }
 
-static void *slab_alloc(Pool *pool, size_t block_bytes) {
-  for (Slab *slab = pool->slabs; slab; slab = slab->next) {
-    void *p = slab_cut(pool, slab, block_bytes);
-    if (p) return p;
-  }
-  if (pool->total.current + pool->cached + pool->spare + SLAB > pool->limit)
-    return aligned_alloc(ALIGN, block_bytes);
+// A new slab, all of it free; false: it cannot be had.
+static bool slab_new(Pool *pool) {
   Slab *slab = malloc(sizeof *slab);
   char *memory = slab ? huge_alloc(SLAB) : NULL;
   if (!memory) {
     free(slab);
-    return NULL;
+    return false;
   }
   *slab = (Slab){.next = pool->slabs, .memory = memory};
   pool->slabs = slab;
-  return slab_cut(pool, slab, block_bytes);
+  slab_put(pool, slab, memory, SLAB);
+  return true;
 }
 
-static void *system_alloc(Pool *pool, size_t block_bytes) {
+// Memory that the pool holds: in blocks, cached ones too, and free in slabs.
+static size_t held(const Pool *pool) { return pool->total.current + pool->cached + pool->spare; }
+
+// A block that no list has free: from a slab or the system.
+static void *new_block(Pool *pool, size_t block_bytes) {
+  void *p = slab_cut(pool, block_bytes);
+  if (p) return p;
   if (block_bytes >= HUGE_PAGE) return huge_alloc(block_bytes);
-  if (HAS_SLABS && block_bytes >= SLAB_FROM && pool->total.current + pool->cached >= HUGE_PAGE)
-    return slab_alloc(pool, block_bytes);
+  bool begins = is_for_slabs(block_bytes) && pool->total.current + pool->cached >= HUGE_PAGE &&
+                held(pool) + SLAB <= pool->limit;
+  if (begins && slab_new(pool)) return slab_cut(pool, block_bytes);
   return aligned_alloc(ALIGN, block_bytes);
 }
 
@@ -215,7 +224,7 @@ void pool_trim(Pool *pool) {
         free(block);
     }
   for (Slab **at = &pool->slabs, *slab; (slab = *at);) {
-    if (slab->spare < slab->used) {
+    if (slab->spare < SLAB) {
       at = &slab->next;
       continue;
     }
@@ -278,12 +287,13 @@ static void *take(Pool *pool, size_t rounded, size_t block_bytes, int class) {
     pool->cached -= block_bytes;
     return block;
   }
-  size_t held = pool->total.current + pool->cached + pool->spare;
-  if (held + block_bytes > pool->limit && pool->cached >= block_bytes) pool_trim(pool);
-  void *p = system_alloc(pool, block_bytes);
+  void *p = slab_cut(pool, block_bytes);
+  if (p) return p;
+  if (held(pool) + block_bytes > pool->limit && pool->cached >= block_bytes) pool_trim(pool);
+  p = new_block(pool, block_bytes);
   if (!p && pool->cached) {
     pool_trim(pool);
-    p = system_alloc(pool, block_bytes);
+    p = new_block(pool, block_bytes);
   }
   return p;
 }

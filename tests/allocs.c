@@ -14,10 +14,12 @@ static _Thread_local int countdown;
 static _Thread_local bool has_failed;
 
 void *__real_malloc(size_t bytes);
+void *__real_aligned_alloc(size_t alignment, size_t bytes);
 void *__real_calloc(size_t n, size_t bytes);
 void *__real_realloc(void *old, size_t bytes);
 char *__real_strdup(const char *string);
 void *__wrap_malloc(size_t bytes);
+void *__wrap_aligned_alloc(size_t alignment, size_t bytes);
 void *__wrap_calloc(size_t n, size_t bytes);
 void *__wrap_realloc(void *old, size_t bytes);
 char *__wrap_strdup(const char *string);
@@ -38,6 +40,11 @@ static bool strikes(void) {
 }
 
 void *__wrap_malloc(size_t bytes) { return strikes() ? NULL : __real_malloc(bytes); }
+
+void *__wrap_aligned_alloc(size_t alignment, size_t bytes) {
+  return strikes() ? NULL : __real_aligned_alloc(alignment, bytes);
+}
+
 void *__wrap_calloc(size_t n, size_t bytes) { return strikes() ? NULL : __real_calloc(n, bytes); }
 
 void *__wrap_realloc(void *old, size_t bytes) {

@@ -1,5 +1,5 @@
-// allocs - makes the n-th allocation fail. The tests are linked so that malloc, calloc, realloc,
-// strdup and asprintf of the library pass through here.
+// allocs - makes the n-th allocation fail. The tests are linked so that malloc, aligned_alloc,
+// calloc, realloc, strdup and asprintf of the library pass through here.
 #ifndef RILLE_TESTS_ALLOCS_H
 #define RILLE_TESTS_ALLOCS_H
 

@@ -1,12 +1,18 @@
 // test_memory - the pool: blocks of all sizes, cached, cut from slabs, given back.
 #include "core/memory.h"
+#include "tests/allocs.h"
 #include "tests/tests.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { MIB = 1 << 20, BLOCKS = 64 };
+enum { MIB = 1 << 20, BLOCKS = 64, SLAB = 8 << 20 };
+#if defined(__SANITIZE_ADDRESS__)
+static const bool HAS_SLABS = false;
+#else
+static const bool HAS_SLABS = true;
+#endif
 
 // Bytes of this process that lie in memory.
 static size_t resident(void) {
@@ -114,12 +120,90 @@ START_TEST(slabs_that_are_held_are_used_for_other_sizes) {
 }
 END_TEST
 
+// A pool that holds enough to begin slabs.
+static Pool *pool_with(size_t limit, void **held) {
+  Pool *pool;
+  ck_assert_int_eq(pool_new(limit, &pool), ST_OK);
+  ck_assert_int_eq(pool_alloc(pool, 2 * MIB, MEM_ACTIVATIONS, held), ST_OK);
+  return pool;
+}
+
+static char *take_block(Pool *pool, size_t bytes) {
+  void *p;
+  ck_assert_int_eq(pool_alloc(pool, bytes, MEM_ACTIVATIONS, &p), ST_OK);
+  memset(p, 1, bytes);
+  return p;
+}
+
+// Where there is no memory for a slab's record, or for the slab, a block is one of its own.
+START_TEST(a_block_is_had_where_a_slab_is_not) {
+  for (int n = 1; n <= 2; n++) {
+    void *held;
+    Pool *pool = pool_with(0, &held);
+    test_alloc_fail_at(n);
+    char *block = take_block(pool, 100 << 10);
+    ck_assert_int_eq(test_alloc_has_failed(), n == 1 || HAS_SLABS);
+    test_alloc_fail_at(0);
+    char *next = take_block(pool, 100 << 10); // of a slab
+    pool_free(pool, block, 100 << 10, MEM_ACTIVATIONS);
+    pool_free(pool, next, 100 << 10, MEM_ACTIVATIONS);
+    pool_free(pool, held, 2 * MIB, MEM_ACTIVATIONS);
+    pool_delete(pool);
+  }
+}
+END_TEST
+
+// What has come back to a slab and what was never cut from it are one.
+START_TEST(the_end_of_a_slab_is_joined_to_what_is_free_before_it) {
+  if (!HAS_SLABS) return;
+  enum { N = 7, SIZE = MIB + MIB / 8 };
+  void *held;
+  char *block[N];
+  Pool *pool = pool_with(0, &held);
+  for (int i = 0; i < N; i++) block[i] = take_block(pool, SIZE);
+  ck_assert_ptr_eq(block[N - 1], block[0] + (N - 1) * SIZE);
+  pool_free(pool, block[N - 1], SIZE, MEM_ACTIVATIONS);
+  pool_trim(pool);
+  char *larger = take_block(pool, SIZE + MIB / 8);
+  ck_assert_ptr_eq(larger, block[N - 1]);
+  pool_free(pool, larger, SIZE + MIB / 8, MEM_ACTIVATIONS);
+  for (int i = 0; i < N - 1; i++) pool_free(pool, block[i], SIZE, MEM_ACTIVATIONS);
+  pool_free(pool, held, 2 * MIB, MEM_ACTIVATIONS);
+  pool_delete(pool);
+}
+END_TEST
+
+// Slabs count whole: no second one is begun where the limit has no room for it, though the blocks
+// of the first leave some.
+START_TEST(slabs_count_against_the_limit_whole) {
+  if (!HAS_SLABS) return;
+  enum { N = 4, SIZE = 13 * (MIB / 8) }; // four in a slab, which leave 1.5 MiB
+  for (int has_room = 0; has_room < 2; has_room++) {
+    void *held;
+    char *block[N];
+    Pool *pool = pool_with(2 * MIB + 2 * SLAB - (has_room ? 0 : MIB), &held);
+    for (int i = 0; i < N; i++) block[i] = take_block(pool, SIZE);
+    test_alloc_fail_at(2); // a slab takes two, a block of its own one
+    char *last = take_block(pool, SIZE);
+    ck_assert_int_eq(test_alloc_has_failed(), has_room);
+    test_alloc_fail_at(0);
+    pool_free(pool, last, SIZE, MEM_ACTIVATIONS);
+    for (int i = 0; i < N; i++) pool_free(pool, block[i], SIZE, MEM_ACTIVATIONS);
+    pool_free(pool, held, 2 * MIB, MEM_ACTIVATIONS);
+    pool_delete(pool);
+  }
+}
+END_TEST
+
 Suite *memory_suite(void);
 Suite *memory_suite(void) {
   Suite *suite = suite_create("memory");
   TCase *tcase = tcase_create("pool");
+  tcase_add_test(tcase, a_block_is_had_where_a_slab_is_not);
   tcase_add_test(tcase, blocks_do_not_overlap_and_are_used_again);
+  tcase_add_test(tcase, slabs_count_against_the_limit_whole);
   tcase_add_test(tcase, slabs_that_are_held_are_used_for_other_sizes);
+  tcase_add_test(tcase, the_end_of_a_slab_is_joined_to_what_is_free_before_it);
   tcase_add_test(tcase, trim_gives_memory_back_and_leaves_what_is_held);
   suite_add_tcase(suite, tcase);
   return suite;

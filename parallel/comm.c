@@ -10,6 +10,7 @@
 #include "core/spans.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -148,29 +149,30 @@ static void learn_cores(CommPlace *place) {
 }
 
 // A number for the clock that this rank reads: processes of one boot of a machine have the same
-// CLOCK_MONOTONIC.
-static uint64_t learn_clock(void) {
+// CLOCK_MONOTONIC, in one time namespace (a container may have its own). A copy of a running
+// machine has its boot's number: its name may tell.
+static uint64_t learn_clock(const char *node) {
   static const char *const changed[] = {"RILLE_FAKE_CLOCK", "RILLE_FAKE_NODE"};
   for (size_t i = 0; i < sizeof changed / sizeof *changed; i++)
     if (getenv(changed[i]) && *getenv(changed[i])) return 0;
-  char id[64] = "";
+  char id[64] = "", space[64] = ""; // "time:[4026531834]"; a kernel may have none
   FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
   if (!file) return 0;
-  uint64_t clock = fgets(id, sizeof id, file) ? hash_string(id, 0) : 0;
+  bool known = fgets(id, sizeof id, file) != NULL;
   fclose(file);
-  return clock;
+  if (!known) return 0;
+  if (readlink("/proc/self/ns/time", space, sizeof space - 1) < 0 && errno != ENOENT) return 0;
+  return hash_string(node, hash_string(space, hash_string(id, 0)));
 }
 
 // Where every rank is. Equal names are one node.
 static Status learn_places(Comm *world) {
-  CommPlace mine = {.pid = (int)getpid(),
-                    .row = process.life.row,
-                    .row_at = process.life.row_at,
-                    .clock = learn_clock()};
+  CommPlace mine = {.pid = (int)getpid(), .row = process.life.row, .row_at = process.life.row_at};
   learn_cores(&mine);
   if (!comm_fake_node(world->rank, mine.node, sizeof mine.node) &&
       gethostname(mine.node, sizeof mine.node - 1) != 0)
     snprintf(mine.node, sizeof mine.node, "unknown");
+  mine.clock = learn_clock(mine.node);
   TRY(comm_all_gather(world, &mine, process.place, sizeof mine));
   int nodes = 0;
   for (int i = 0; i < world->size; i++) {

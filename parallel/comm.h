@@ -267,7 +267,7 @@ Status comm_all_min(Comm *comm, int64_t *value);
 
 // Measures how far the clocks of the ranks are from rank 0's, by round trips: offset[size] seconds
 // to be added to a rank's comm_clock to get rank 0's, error[size] at most this wrong. On all ranks.
-// Ranks of one machine read the same clock: nothing is measured.
+// Ranks of one machine, in one time namespace, read the same clock: nothing is measured.
 Status comm_align_clocks(Comm *comm, double *offset, double *error);
 // Seconds on this rank's clock: clock_now, plus what RILLE_FAKE_CLOCK says.
 double comm_clock(void);

@@ -28,6 +28,15 @@ for impl in $impls; do
   ranks "$impl, pieces of 1000 bytes" "$start" -n 3 "$build/ranks"
   unset RILLE_TEST_PIECE
   ranks "$impl" env RILLE_FAKE_CLOCK=1:0.25 "$start" -n 4 "$build/ranks" clock 0.25
+  # Rank 1 in a time namespace, whose clock is 100 s ahead: the machine is the same, its clock not.
+  if unshare -T --fork --monotonic 100 true 2>/dev/null; then
+    # shellcheck disable=SC2016 # for the rank's shell
+    ranks "$impl, a time namespace" "$start" -n 2 sh -c 'ahead=
+      [ "${OMPI_COMM_WORLD_RANK-}${PMI_RANK-}" = 1 ] && ahead="unshare -T --fork --monotonic 100"
+      exec $ahead "$0" clock 100' "$build/ranks"
+  else
+    echo "skipped: $impl, a time namespace: none can be made here"
+  fi
   ranks "$impl" env RILLE_FAKE_LINK=20 "$start" -n 2 "$build/ranks" link 20
   ranks "$impl" env RILLE_WAIT=passive "$start" -n 2 "$build/ranks" sleep
   ranks "$impl" env RILLE_FAKE_SLOW=0:1,1:2.5 "$start" -n 2 "$build/ranks" slow 2.5

@@ -1,6 +1,7 @@
 #!/bin/sh
 # The tests of pipelines are tested: each patch of tests/mutants/ breaks something, and the test that
 # it names must fail. Its "# run:" line is the number of ranks, a script, and maybe a word of a claim.
+# Usage: mutants_full.sh [NAME...]: "drop_send", "skip_*"; without names all.
 set -eu
 build=${BUILD:-build/release}
 config=${build#build/}
@@ -20,7 +21,13 @@ cd "$work"
 failed=0
 
 # Without a mutant the same tests pass: tests/pipeline_*_test.sh.
-for mutant in "$here"/tests/mutants/${1:-*}.patch; do
+if [ $# -eq 0 ]; then set -- '*'; fi
+for wanted; do
+  shift
+  # shellcheck disable=SC2086  # a pattern
+  set -- "$@" "$here"/tests/mutants/$wanted.patch
+done
+for mutant; do
   name=$(basename "$mutant" .patch)
   if ! git apply -C1 "$mutant" >log 2>&1; then
     failed=1

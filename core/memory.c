@@ -1,6 +1,8 @@
 // memory - the pool. Design and invariants are in the header.
 #include "core/memory.h"
 
+#include "core/asan_impl.h"
+
 #include <assert.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -9,16 +11,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#if defined(__SANITIZE_ADDRESS__) // gcc
-#define HAS_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) // clang
-#define HAS_ASAN 1
-#endif
-#endif
-#ifndef HAS_ASAN
-#define HAS_ASAN 0
-#endif
 #if HAS_ASAN
 #include <sanitizer/asan_interface.h>
 #define POISON(p, n) ASAN_POISON_MEMORY_REGION(p, n)
@@ -43,11 +35,7 @@ enum {
 // again, from which blocks of any size are cut. Beyond the limit no slab is begun, and where none
 // is to be had a block is one of its own. (The address sanitizer watches blocks of their own.)
 static const size_t HUGE_PAGE = (size_t)2 << 20, SLAB = (size_t)8 << 20, SLAB_FROM = 16 << 10;
-#if HAS_ASAN
-static const bool HAS_SLABS = false;
-#else
-static const bool HAS_SLABS = true;
-#endif
+static const bool HAS_SLABS = !HAS_ASAN;
 
 // Free space within a slab, kept where it is.
 typedef struct Extent {

@@ -1,4 +1,5 @@
 // test_memory - the pool: blocks of all sizes, cached, cut from slabs, given back.
+#include "core/asan_impl.h"
 #include "core/memory.h"
 #include "tests/allocs.h"
 #include "tests/tests.h"
@@ -8,11 +9,7 @@
 #include <unistd.h>
 
 enum { MIB = 1 << 20, BLOCKS = 64, SLAB = 8 << 20 };
-#if defined(__SANITIZE_ADDRESS__)
-static const bool HAS_SLABS = false;
-#else
-static const bool HAS_SLABS = true;
-#endif
+static const bool HAS_SLABS = !HAS_ASAN;
 
 // Bytes of this process that lie in memory.
 static size_t resident(void) {
@@ -69,7 +66,7 @@ START_TEST(trim_gives_memory_back_and_leaves_what_is_held) {
     freed += size_at(i);
   }
   pool_trim(pool);
-#if defined(__SANITIZE_ADDRESS__) // keeps what is freed
+#if HAS_ASAN // keeps what is freed
   (void)before, (void)freed;
 #else
   ck_assert_uint_ge(before, resident() + freed / 2);
@@ -108,7 +105,7 @@ START_TEST(slabs_that_are_held_are_used_for_other_sizes) {
       pool_free(pool, block[i], size, MEM_ACTIVATIONS);
     }
   }
-#if !defined(__SANITIZE_ADDRESS__)
+#if !HAS_ASAN
   ck_assert_uint_le(most - before, (size_t)LIMIT + (16 << 20));
 #endif
   for (int step = 0; step < STEPS; step++) {

@@ -281,7 +281,7 @@ end
 
 --- Forward and backward of a global batch: gradients are summed over microbatches and ranks, to be
 --- multiplied by slots / count (a summed loss: as they are), which report() knows. at: the global
---- index of the batch's first sample.
+--- index of the batch's first sample. What it would change in buffers waits for accept().
 function Pipeline:forward_backward(batch, at)
   local l = self.layout
   self.now = { batch = batch, pieces = pieces_of(self, batch, at), added = {},

@@ -19,8 +19,8 @@ check.test("no_grad: as a function and as a closed variable, also when an error 
   check.ok(rille.is_grad_enabled())
 end)
 
--- Whatever op hands one gradient on to several: who changes one of them, or what backward was given,
--- changes no other.
+-- Whatever op hands one gradient on to several: who changes one of them, or what backward was
+-- given, changes no other.
 check.test("each leaf's gradient is its own", function()
   local both = rille.op { name = "both", forward = function(_, x, b) return x + b end,
     backward = function(_, dy) return dy, dy end }

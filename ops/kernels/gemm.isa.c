@@ -20,10 +20,10 @@
 // A panel of A stays in the first level of cache; PACKED_B bytes of B in the second, beside as much
 // that is fetched ahead.
 enum {
-  KC = 512,
+  KC = 128,
   PACKED_B = 900 << 10,
   SCRATCH_A = 1 << 20,
-  FETCHES = 384,
+  FETCHES = KC, // a tile asks for a line at each k
   A_ROW = KC + 16,
   GROUP = 8
 };

@@ -207,7 +207,6 @@ static Status mpi_test(Comm *comm, CommRequest *request, bool *done) {
     if (request->is_recv && clock_now() < request->sent_at + world->delay) return ST_OK;
   }
   *done = true;
-  if (request->is_recv && is_slow(request)) comm_ring(comm, request->peer); // its send is done
   request_free(world, request);
   return ST_OK;
 }

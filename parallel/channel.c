@@ -4,37 +4,47 @@
 #include "core/op.h"
 
 #include <assert.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
 // A tensor of a message.
 typedef struct Slot {
   uint8_t dtype, ndim, present, wants_grad;
-  int64_t shape[MAX_DIMS];
 } Slot;
 
-// What goes before the tensors. The magic number changes with the layout of this struct.
+enum { MAGIC = 0x52430002, BODY = 242 };
+
+// What goes first, up to where its body is used. The magic number changes with the layout of this
+// struct.
 typedef struct Header {
   uint32_t magic;
   int32_t kind, stage, mb, peer, n;
+  int32_t holds_all; // the tensors' bytes are in the body; else they come in messages of their own
   double note, sent;
   Slot slot[PARCEL_MAX];
+  int64_t body[BODY]; // the shapes of the tensors that are present, then what they hold
 } Header;
 
-enum { MAGIC = 0x52430001 };
+// It arrives in one piece, and wakes who sleeps.
+_Static_assert(sizeof(Header) == COMM_SHORT, "a header is a short message");
+_Static_assert((size_t)PARCEL_MAX *MAX_DIMS <= BODY, "a header has room for all shapes");
 
 // A message on its way out.
 typedef struct Outgoing {
   struct Outgoing *next;
-  Header header;
-  Parcel *parcel;
+  Parcel *parcel;                       // NULL: the header holds all
   CommRequest *request[PARCEL_MAX + 1]; // [0] the header's; NULL: done or never there
+  size_t bytes;                         // of the header
+  Header header;                        // last: its body is filled as far as it is used
 } Outgoing;
 
 // A message on its way in. It is free, or waits for its header, or for its tensors.
 typedef struct Incoming {
   enum { IN_FREE, IN_HEADER, IN_ROOM, IN_PAYLOAD } state; // ROOM: the header is here, memory not
   int index;                                              // among the expected ones
+  int body_at;                                            // in its body, behind the shapes
+  size_t bytes;                                           // of the header
   Header header;
   CommRequest *header_request, *request[PARCEL_MAX];
   Parcel *parcel;
@@ -87,8 +97,28 @@ static size_t bytes_of(const Tensor *tensor) {
   return (size_t)tensor_numel(tensor) * dtype_size(tensor->dtype);
 }
 
-static Status fill_header(Ctx *ctx, Header *header, Action action, Parcel *parcel) {
-  memset(header, 0, sizeof *header);
+// Puts what the tensors hold into what is left of the body, if there is room. Returns the bytes.
+static size_t fill_body(Header *header, int at, const Parcel *parcel) {
+  size_t total = 0, room = (size_t)(BODY - at) * sizeof *header->body;
+  for (int i = 0; i < parcel->n; i++) {
+    size_t bytes = parcel->value[i] ? bytes_of(parcel->value[i]) : 0;
+    if (bytes > room - total) return 0;
+    total += bytes;
+  }
+  char *to = (char *)&header->body[at];
+  for (int i = 0; i < parcel->n; i++) {
+    if (!parcel->value[i]) continue;
+    size_t bytes = bytes_of(parcel->value[i]);
+    if (bytes > 0) memcpy(to, tensor_data(parcel->value[i]), bytes);
+    to += bytes;
+  }
+  header->holds_all = 1;
+  return total;
+}
+
+static Status fill_header(Ctx *ctx, Outgoing *out, Action action, Parcel *parcel) {
+  Header *header = &out->header;
+  int at = 0;
   header->magic = MAGIC;
   header->kind = action.kind;
   header->stage = action.stage;
@@ -100,26 +130,26 @@ static Status fill_header(Ctx *ctx, Header *header, Action action, Parcel *parce
     if (!parcel->value[i]) continue;
     TRY(settle(ctx, &parcel->value[i]));
     const Tensor *value = parcel->value[i];
-    Slot *slot = &header->slot[i];
-    slot->present = 1;
-    slot->wants_grad = parcel->wants_grad[i];
-    slot->dtype = (uint8_t)value->dtype;
-    slot->ndim = (uint8_t)value->ndim;
-    memcpy(slot->shape, value->shape, (size_t)value->ndim * sizeof *slot->shape);
+    header->slot[i] = (Slot){(uint8_t)value->dtype, (uint8_t)value->ndim, 1, parcel->wants_grad[i]};
+    memcpy(&header->body[at], value->shape, (size_t)value->ndim * sizeof *header->body);
+    at += value->ndim;
   }
+  out->bytes = offsetof(Header, body) + (size_t)at * sizeof *header->body;
+  out->bytes += fill_body(header, at, parcel);
   header->sent = comm_clock();
   return ST_OK;
 }
 
 Status channel_send(Channel *channel, Action action, Parcel *parcel) {
   Ctx *ctx = channel->ctx;
-  Outgoing *out = calloc(1, sizeof *out);
+  Outgoing *out = malloc(sizeof *out);
   if (!out) {
     parcel_delete(ctx, parcel);
     return fail(ST_ENOMEM, "out of memory for a message between stages");
   }
+  memset(out, 0, offsetof(Outgoing, header.body));
   out->parcel = parcel;
-  Status status = fill_header(ctx, &out->header, action, parcel);
+  Status status = fill_header(ctx, out, action, parcel);
   if (status != ST_OK) {
     parcel_delete(ctx, parcel);
     free(out);
@@ -130,8 +160,13 @@ Status channel_send(Channel *channel, Action action, Parcel *parcel) {
   else
     channel->first = out;
   channel->last = out;
-  TRY(comm_send(channel->comm, channel->peer, CHANNEL_HEADER, &out->header, sizeof out->header,
-                NULL, &out->request[0]));
+  if (out->header.holds_all) {
+    parcel_delete(ctx, parcel);
+    out->parcel = NULL;
+  }
+  TRY(comm_send(channel->comm, channel->peer, CHANNEL_HEADER, &out->header, out->bytes, NULL,
+                &out->request[0]));
+  if (!out->parcel) return ST_OK;
   for (int i = 0; i < parcel->n; i++) {
     const Tensor *value = parcel->value[i];
     if (value && bytes_of(value) > 0)
@@ -157,7 +192,8 @@ static Status progress_sends(Channel *channel) {
   for (Outgoing **at = &channel->first; *at;) {
     Outgoing *out = *at;
     bool done = true;
-    for (int i = 0; i <= out->parcel->n; i++) TRY(test(channel, &out->request[i], &done));
+    int n = out->parcel ? out->parcel->n : 0;
+    for (int i = 0; i <= n; i++) TRY(test(channel, &out->request[i], &done));
     if (!done) {
       at = &out->next;
       continue;
@@ -180,12 +216,25 @@ static Status post(Channel *channel) {
     Incoming *in = &channel->ring[channel->posted % channel->depth];
     // A slot may still hold a message that came later than those consumed before it.
     if (in->state != IN_FREE) return ST_OK;
-    TRY(comm_recv(channel->comm, channel->peer, CHANNEL_HEADER, &in->header, sizeof in->header,
-                  NULL, &in->header_request));
+    TRY(comm_recv_short(channel->comm, channel->peer, CHANNEL_HEADER, &in->header,
+                        sizeof in->header, &in->bytes, &in->header_request));
     in->state = IN_HEADER;
     in->index = channel->posted++;
   }
   return ST_OK;
+}
+
+// Whether that many bytes are a header with room for what it announces.
+static bool is_sound_header(const Header *header, size_t bytes) {
+  size_t used = offsetof(Header, body);
+  if (bytes < used || header->magic != MAGIC || header->n < 0 || header->n > PARCEL_MAX)
+    return false;
+  for (int i = 0; i < header->n; i++) {
+    const Slot *slot = &header->slot[i];
+    if (slot->ndim > MAX_DIMS || slot->dtype >= DTYPE_COUNT) return false;
+    if (slot->present) used += slot->ndim * sizeof *header->body;
+  }
+  return used <= bytes;
 }
 
 // The header must be that of the message which the list expects here.
@@ -193,11 +242,11 @@ static Status check_header(const Channel *channel, const Incoming *in) {
   const Header *header = &in->header;
   Action want = channel->action[in->index];
   ActionKind kind = want.kind == ACTION_RECV_F ? ACTION_SEND_F : ACTION_SEND_B;
-  if (header->magic == MAGIC && header->kind == (int)kind && header->stage == want.peer &&
-      header->peer == want.stage && header->mb == want.mb && header->n >= 0 &&
-      header->n <= PARCEL_MAX)
+  bool is_sound = is_sound_header(header, in->bytes);
+  if (is_sound && header->kind == (int)kind && header->stage == want.peer &&
+      header->peer == want.stage && header->mb == want.mb)
     return ST_OK;
-  if (header->magic != MAGIC)
+  if (!is_sound)
     return fail(ST_ECOMM, "rank %d sent something that is no pipeline message (another version?)",
                 channel->peer);
   return fail(ST_ECOMM, "rank %d sent %d%s%d to stage %d where %d%s%d to stage %d was expected",
@@ -209,13 +258,15 @@ static Status make_room(Channel *channel, Incoming *in) {
   Parcel *parcel;
   const Header *header = &in->header;
   TRY(parcel_new(&parcel));
+  in->body_at = 0;
   for (int i = 0; i < header->n; i++) {
     const Slot *slot = &header->slot[i];
     parcel->n = i + 1;
     parcel->wants_grad[i] = slot->wants_grad;
     if (!slot->present) continue;
     TensorSpec spec = {.dtype = (DType)slot->dtype, .ndim = slot->ndim};
-    memcpy(spec.shape, slot->shape, (size_t)slot->ndim * sizeof *spec.shape);
+    memcpy(spec.shape, &header->body[in->body_at], (size_t)slot->ndim * sizeof *spec.shape);
+    in->body_at += slot->ndim;
     spec_row_major(&spec);
     Status status =
         tensor_new(channel->ctx, &channel->ctx->cpu, &spec, MEM_COMMUNICATION, &parcel->value[i]);
@@ -230,11 +281,28 @@ static Status make_room(Channel *channel, Incoming *in) {
   return ST_OK;
 }
 
+// Takes what the tensors hold out of the body.
+static Status read_body(const Channel *channel, const Incoming *in) {
+  const char *from = (const char *)&in->header.body[in->body_at];
+  size_t left = in->bytes - (size_t)(from - (const char *)&in->header);
+  for (int i = 0; i < in->parcel->n; i++) {
+    const Tensor *value = in->parcel->value[i];
+    if (!value) continue;
+    size_t bytes = bytes_of(value);
+    if (bytes > left) return fail(ST_ECOMM, "rank %d sent less than it said", channel->peer);
+    if (bytes > 0) memcpy(tensor_data(value), from, bytes);
+    from += bytes;
+    left -= bytes;
+  }
+  return ST_OK;
+}
+
 static Status receive_payload(Channel *channel, Incoming *in) {
   const Parcel *parcel = in->parcel;
+  if (in->header.holds_all) TRY(read_body(channel, in));
   for (int i = 0; i < parcel->n; i++) {
     const Tensor *value = parcel->value[i];
-    if (value && bytes_of(value) > 0)
+    if (value && bytes_of(value) > 0 && !in->header.holds_all)
       TRY(comm_recv(channel->comm, channel->peer, CHANNEL_PAYLOAD, tensor_data(value),
                     bytes_of(value), NULL, &in->request[i]));
   }

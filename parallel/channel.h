@@ -1,6 +1,7 @@
 // channel - tensors between two ranks of a pipeline, in an order that both know.
 //
-//     sender:    header (what it is, shapes, when sent)  +  payloads, in the order of its list
+//     sender:    header (what it is, shapes, when sent)  +  payloads, in the order of its list;
+//                what fits into the header (less than 2 KiB in all) goes there instead
 //     receiver:  headers posted ahead to a depth; a header's arrival posts its payloads; both done:
 //                a Parcel that waits for the action that consumes it
 //

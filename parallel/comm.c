@@ -317,14 +317,25 @@ Status comm_send(Comm *comm, int peer, int channel, const void *data, size_t byt
   return status == ST_OK ? status : comm_lose(status);
 }
 
-Status comm_recv(Comm *comm, int peer, int channel, void *data, size_t bytes, Stream *stream,
-                 CommRequest **out) {
+static Status receive(Comm *comm, int peer, int channel, void *data, size_t bytes, size_t *got,
+                      Stream *stream, CommRequest **out) {
   assert(peer >= 0 && peer < comm->size && channel >= 0 && channel < CHANNEL_CONTROL);
   if (process.lost != ST_OK) return lost_again();
   process.n_inside++;
-  Status status = comm->vtable->recv(comm, peer, channel, data, bytes, stream, out);
+  Status status = comm->vtable->recv(comm, peer, channel, data, bytes, got, stream, out);
   process.n_inside--;
   return status == ST_OK ? status : comm_lose(status);
+}
+
+Status comm_recv(Comm *comm, int peer, int channel, void *data, size_t bytes, Stream *stream,
+                 CommRequest **out) {
+  return receive(comm, peer, channel, data, bytes, NULL, stream, out);
+}
+
+Status comm_recv_short(Comm *comm, int peer, int channel, void *data, size_t room, size_t *got,
+                       CommRequest **out) {
+  assert(room <= COMM_SHORT);
+  return receive(comm, peer, channel, data, room, got, NULL, out);
 }
 
 Status comm_test(Comm *comm, CommRequest *request, bool *done) {

@@ -47,6 +47,9 @@ enum {
   CHANNELS
 };
 
+// Bytes of a message that goes in one piece and is there as soon as it is sent.
+enum { COMM_SHORT = 2048 };
+
 // What a sum is taken with.
 typedef enum CommReduce { REDUCE_SUM, REDUCE_MAX } CommReduce;
 
@@ -67,8 +70,10 @@ typedef struct CommVtable {
   // `stream` now. Errors: ECOMM.
   Status (*send)(Comm *comm, int peer, int channel, const void *data, size_t bytes, Stream *stream,
                  CommRequest **out);
-  Status (*recv)(Comm *comm, int peer, int channel, void *data, size_t bytes, Stream *stream,
-                 CommRequest **out);
+  // got: where to say how many bytes have come, at most `bytes`, which is at most COMM_SHORT; NULL:
+  // only `bytes` will do.
+  Status (*recv)(Comm *comm, int peer, int channel, void *data, size_t bytes, size_t *got,
+                 Stream *stream, CommRequest **out);
   // Moves everything on; *done says whether this request is. A done or failed request is gone.
   // Errors: ECOMM, if the sender sent another number of bytes.
   Status (*test)(Comm *comm, CommRequest *request, bool *done);
@@ -188,6 +193,9 @@ Status comm_send(Comm *comm, int peer, int channel, const void *data, size_t byt
                  CommRequest **out);
 Status comm_recv(Comm *comm, int peer, int channel, void *data, size_t bytes, Stream *stream,
                  CommRequest **out);
+// A message of at most `room` bytes, up to COMM_SHORT; when it is done, *got says how many.
+Status comm_recv_short(Comm *comm, int peer, int channel, void *data, size_t room, size_t *got,
+                       CommRequest **out);
 Status comm_test(Comm *comm, CommRequest *request, bool *done);
 // Waits; meanwhile everything moves on, and the failure checks of comm_waiting run.
 Status comm_wait(Comm *comm, CommRequest *request);

@@ -15,8 +15,7 @@
 enum { NOTICES = 64 }; // under way at once
 
 static const size_t PIECE = (size_t)1 << 30; // bytes; MPI counts in int
-static const size_t SHORT = 2048; // bytes: in one piece under any MPI, there as soon as it is sent
-static const double DROP_WITHIN = 0.05; // seconds
+static const double DROP_WITHIN = 0.05;      // seconds
 
 // A message: pieces in order, one after the other on the same tag.
 struct CommRequest {
@@ -24,6 +23,7 @@ struct CommRequest {
   bool is_recv;
   int peer; // of the group
   size_t bytes, piece;
+  size_t *got;       // what has been received; NULL: only `bytes` will do
   MPI_Request one;   // of a message of one piece
   MPI_Request *many; // of one of several; else NULL
   double sent_at;    // with a delayed link: the sender's clock, itself a message before the others
@@ -73,7 +73,7 @@ static Status tag_of(const Comm *comm, int channel, int *tag) {
   return ST_OK;
 }
 
-static bool is_slow(const CommRequest *request) { return request->bytes > SHORT; }
+static bool is_slow(const CommRequest *request) { return request->bytes > COMM_SHORT; }
 
 static Status request_new(World *world, bool is_recv, int peer, size_t bytes, CommRequest **out) {
   CommRequest *request = world->free;
@@ -82,12 +82,13 @@ static Status request_new(World *world, bool is_recv, int peer, size_t bytes, Co
   else
     request = malloc(sizeof *request);
   if (!request) return fail(ST_ENOMEM, "out of memory for a message");
-  size_t n = bytes <= world->piece ? 1 : (bytes + world->piece - 1) / world->piece;
+  size_t piece = bytes <= COMM_SHORT ? COMM_SHORT : world->piece;
+  size_t n = bytes <= piece ? 1 : (bytes + piece - 1) / piece;
   *request = (CommRequest){.n = (int)n,
                            .is_recv = is_recv,
                            .peer = peer,
                            .bytes = bytes,
-                           .piece = world->piece,
+                           .piece = piece,
                            .one = MPI_REQUEST_NULL,
                            .stamp = MPI_REQUEST_NULL};
   if (n > 1) request->many = malloc(n * sizeof *request->many);
@@ -162,14 +163,16 @@ static Status recv_pieces(World *world, CommRequest *request, int from, int tag,
   return ST_OK;
 }
 
-static Status mpi_recv(Comm *comm, int peer, int channel, void *data, size_t bytes, Stream *stream,
-                       CommRequest **out) {
+static Status mpi_recv(Comm *comm, int peer, int channel, void *data, size_t bytes, size_t *got,
+                       Stream *stream, CommRequest **out) {
   (void)stream;
+  assert(!got || bytes <= COMM_SHORT);
   World *world = comm->transport;
   int tag = 0;
   TRY(tag_of(comm, channel, &tag));
   CommRequest *request;
   TRY(request_new(world, true, peer, bytes, &request));
+  request->got = got;
   Status status = recv_pieces(world, request, comm->member[peer], tag, data);
   if (status == ST_OK) *out = request;
   return status;
@@ -194,7 +197,10 @@ static Status mpi_test(Comm *comm, CommRequest *request, bool *done) {
     bool is_wrong = kind == MPI_ERR_TRUNCATE;
     if (code == MPI_SUCCESS && request->is_recv) {
       MPI_Get_count(&status, MPI_BYTE, &got);
-      is_wrong = (size_t)got != piece_bytes(request, request->n_done);
+      if (request->got)
+        *request->got = (size_t)got;
+      else
+        is_wrong = (size_t)got != piece_bytes(request, request->n_done);
     }
     if (is_wrong) return wrong_size(request, comm);
     if (code != MPI_SUCCESS) return mpi_failed(code, request->is_recv ? "receiving" : "sending");

@@ -9,6 +9,7 @@
 struct CommRequest {
   void *data;
   size_t bytes;
+  size_t *got; // of a receive: what has come; NULL: only `bytes` will do
   bool is_done;
   bool is_wrong; // the other half had another size
   CommRequest *next;
@@ -24,22 +25,29 @@ typedef struct SelfGroup {
   Waiting waiting[CHANNELS];
 } SelfGroup;
 
+// A send has met its receive.
+static void match(CommRequest *send, CommRequest *recv) {
+  bool fits = recv->got ? send->bytes <= recv->bytes : send->bytes == recv->bytes;
+  if (fits && send->bytes) memcpy(recv->data, send->data, send->bytes);
+  if (fits && recv->got) *recv->got = send->bytes;
+  send->is_wrong = recv->is_wrong = !fits;
+  send->is_done = recv->is_done = true;
+}
+
 static Status self_start(Comm *comm, int channel, bool is_send, void *data, size_t bytes,
-                         CommRequest **out) {
+                         size_t *got, CommRequest **out) {
   assert(channel >= 0 && channel < CHANNELS);
   CommRequest *mine = calloc(1, sizeof *mine);
   if (!mine) return fail(ST_ENOMEM, "out of memory for a message");
   mine->data = data;
   mine->bytes = bytes;
+  mine->got = got;
   Waiting *waiting = &((SelfGroup *)comm->transport)->waiting[channel];
   CommRequest *other = waiting->first;
   if (other && waiting->are_sends != is_send) {
     waiting->first = other->next;
     if (!waiting->first) waiting->last = &waiting->first;
-    mine->is_wrong = other->is_wrong = other->bytes != bytes;
-    if (!mine->is_wrong && bytes)
-      memcpy(is_send ? other->data : data, is_send ? data : other->data, bytes);
-    mine->is_done = other->is_done = true;
+    match(is_send ? mine : other, is_send ? other : mine);
   } else {
     if (!waiting->first) waiting->last = &waiting->first;
     waiting->are_sends = is_send;
@@ -57,13 +65,13 @@ static Status self_send(Comm *comm, int peer, int channel, const void *data, siz
     const void *from;
     void *to;
   } it = {.from = data};
-  return self_start(comm, channel, true, it.to, bytes, out);
+  return self_start(comm, channel, true, it.to, bytes, NULL, out);
 }
 
-static Status self_recv(Comm *comm, int peer, int channel, void *data, size_t bytes, Stream *stream,
-                        CommRequest **out) {
+static Status self_recv(Comm *comm, int peer, int channel, void *data, size_t bytes, size_t *got,
+                        Stream *stream, CommRequest **out) {
   (void)peer, (void)stream;
-  return self_start(comm, channel, false, data, bytes, out);
+  return self_start(comm, channel, false, data, bytes, got, out);
 }
 
 static Status self_test(Comm *comm, CommRequest *request, bool *done) {

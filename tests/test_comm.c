@@ -191,6 +191,30 @@ START_TEST(a_message_to_oneself_of_two_sizes) {
 }
 END_TEST
 
+START_TEST(a_short_message_says_its_size) {
+  Comm *self;
+  CommRequest *send, *recv;
+  char a[8] = "abcd", b[6] = "......";
+  size_t got = 99;
+  ck_assert_int_eq(comm_self(&self), ST_OK);
+  for (int is_first = 0; is_first < 2; is_first++) { // the receive, or the send
+    if (is_first) ck_assert_int_eq(comm_recv_short(self, 0, CHANNEL_HEADER, b, 6, &got, &recv), 0);
+    ck_assert_int_eq(comm_send(self, 0, CHANNEL_HEADER, a, 3, NULL, &send), ST_OK);
+    if (!is_first) ck_assert_int_eq(comm_recv_short(self, 0, CHANNEL_HEADER, b, 6, &got, &recv), 0);
+    ck_assert_int_eq(comm_wait(self, send), ST_OK);
+    ck_assert_int_eq(comm_wait(self, recv), ST_OK);
+    ck_assert_uint_eq(got, 3);
+    ck_assert_int_eq(memcmp(b, "abc...", 6), 0);
+    got = 99;
+  }
+  ck_assert_int_eq(comm_recv_short(self, 0, CHANNEL_HEADER, b, 6, &got, &recv), ST_OK);
+  ck_assert_int_eq(comm_send(self, 0, CHANNEL_HEADER, a, 8, NULL, &send), ST_OK);
+  ck_assert_int_eq(comm_wait(self, send), ST_ECOMM);
+  ck_assert_int_eq(comm_wait(self, recv), ST_ECOMM);
+  comm_free(self);
+}
+END_TEST
+
 Suite *comm_suite(void);
 Suite *comm_suite(void) {
   Suite *suite = suite_create("comm");
@@ -200,6 +224,7 @@ Suite *comm_suite(void) {
   tcase_add_test(tests, values_that_mean_nothing_are_refused);
   tcase_add_test(tests, every_allocation_may_fail);
   tcase_add_test(tests, a_message_to_oneself_of_two_sizes);
+  tcase_add_test(tests, a_short_message_says_its_size);
   suite_add_tcase(suite, tests);
   return suite;
 }

@@ -349,12 +349,15 @@ static Status progress(Channel *channel) {
   return post(channel);
 }
 
-void channel_progress(Channel *channel) {
-  if (channel->status != ST_OK) return;
-  Status status = progress(channel);
+// Keeps the first failure for channel_check.
+static void keep(Channel *channel, Status status) {
   if (status == ST_OK) return;
   channel->status = status;
   status_keep(&channel->kept);
+}
+
+void channel_progress(Channel *channel) {
+  if (channel->status == ST_OK) keep(channel, progress(channel));
 }
 
 Status channel_check(Channel *channel) {
@@ -373,7 +376,7 @@ Status channel_expect(Channel *channel, const Action *action, Parcel **const *wh
 
 void channel_consumed(Channel *channel) {
   channel->consumed++;
-  channel_progress(channel);
+  if (channel->status == ST_OK) keep(channel, post(channel));
 }
 
 bool channel_idle(const Channel *channel) {

@@ -48,7 +48,11 @@ static void sleep_for(double seconds) {
   nanosleep(&t, NULL);
 }
 
-static void copy_words(char to[WORDS], const char *from) { snprintf(to, WORDS, "%s", from); }
+static void copy_words(char to[WORDS], const char *from) {
+  size_t length = strnlen(from, WORDS - 1);
+  memcpy(to, from, length);
+  to[length] = 0;
+}
 
 // ---- work ------------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ struct Exec {
   StagePorts *ports;  // [stages] of this rank's
   Parcel **box;       // [messages] what has arrived and not been consumed, or waits to be sent
   ExecSpan *span;     // [row->count]
+  SchedName *name;    // [row->count] for those who ask what a rank is doing
   const Action *now;
   bool has_failed; // a run ended with an error
   bool is_running;
@@ -88,11 +89,11 @@ static void on_poll(void *user) {
 static Status wait_for(Exec *exec, Parcel **box, int from, ExecSpan *span) {
   if (*box) return ST_OK;
   double since = clock_now();
-  SchedName name = sched_name(*exec->now);
+  const char *name = exec->name[exec->now - exec->row->action].text;
   while (!*box) {
     TRY(progress(exec));
     if (*box) break;
-    TRY(comm_waiting(exec->comm, exec->sched->holder[from], name.text, since));
+    TRY(comm_waiting(exec->comm, exec->sched->holder[from], name, since));
   }
   span->waited += clock_now() - since;
   span->from = from;
@@ -274,9 +275,13 @@ static Status run(Exec *exec, int forward_mbs) {
     Action action = exec->row->action[i];
     ExecSpan *span = &exec->span[i];
     if (!takes_part(action, forward_mbs)) continue;
-    exec->now = &exec->row->action[i];
-    comm_doing(sched_name(action).text);
     span->from = -1;
+    if (is_recv(action)) { // nothing to do: it is there when its consumer has it
+      span->start = span->end = comm_clock();
+      continue;
+    }
+    exec->now = &exec->row->action[i];
+    comm_doing(exec->name[i].text);
     double start = comm_clock();
     TRY(run_action(exec, action, span));
     if (span->end <= 0) {
@@ -397,10 +402,13 @@ Status exec_new(const ExecOptions *options, Exec **out) {
   exec->ports = calloc(stages, sizeof *exec->ports);
   exec->box = calloc((size_t)sched_messages(sched) + 1, sizeof *exec->box);
   exec->span = calloc((size_t)exec->row->count + 1, sizeof *exec->span);
-  if (!exec->channel || !exec->expected || !exec->ports || !exec->box || !exec->span) {
+  exec->name = calloc((size_t)exec->row->count + 1, sizeof *exec->name);
+  if (!exec->channel || !exec->expected || !exec->ports || !exec->box || !exec->span ||
+      !exec->name) {
     status = fail(ST_ENOMEM, "out of memory for an executor of %d actions", exec->row->count);
     goto failed;
   }
+  for (int i = 0; i < exec->row->count; i++) exec->name[i] = sched_name(exec->row->action[i]);
   for (int stage = 0; stage < (int)stages; stage++)
     if (sched->holder[stage] == exec->comm->rank) TRY_TO(failed, make_ports(exec, stage));
   TRY_TO(failed, open_channels(exec, options));
@@ -430,5 +438,6 @@ void exec_free(Exec *exec) {
   free(exec->ports);
   free(exec->box);
   free(exec->span);
+  free(exec->name);
   free(exec);
 }

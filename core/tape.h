@@ -41,7 +41,8 @@ Status tape_record_custom(Ctx *ctx, const Op *op, Tensor **in, int n_in, const O
                           Tensor **out, int n_out, void *user, void (*drop)(Ctx *ctx, void *user));
 
 // Backward from outs with gradients douts (NULL entry: ones, for one-element tensors).
-// A leaf's gradient shares its storage with nothing: not with another leaf's, not with douts.
+// Once it (of I;W: W) has ended well, a leaf's gradient shares its storage with nothing: not with
+// another leaf's, not with douts.
 // BACKWARD_I: *w gets what W needs (give it to backward_w); BACKWARD_B: w may be NULL.
 // Errors: ESTATE (graph freed; a saved tensor or parameter changed since forward, naming both
 // lines).

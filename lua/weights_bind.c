@@ -199,6 +199,16 @@ static void known_options(lua_State *L, Rille *r, const char *fn, const char *co
   }
 }
 
+// set:prepare(n): the arrays of an update with n of state.
+static int set_prepare(lua_State *L) {
+  Rille *r = binding_of(L);
+  WeightSet *set = set_of(L, r);
+  int64_t n = integer_check(L, r, 2, "prepare: the number of arrays");
+  if (n < 0 || n > MAX_OPT_STATE) raise_value(L, r, "prepare: 0 to %d arrays", MAX_OPT_STATE);
+  check_status(L, r, optim_prepare(r->ctx, set, (int)n));
+  return 0;
+}
+
 static int set_adamw(lua_State *L) {
   static const char *const names[] = {"lr", "beta1", "beta2", "eps", "decay", "grad_scale", "step"};
   Rille *r = binding_of(L);
@@ -387,6 +397,7 @@ static const luaL_Reg methods[] = {
     {"group", set_group},
     {"dtype", set_dtype},
     {"stepped", set_stepped},
+    {"prepare", set_prepare},
     {"adamw", set_adamw},
     {"sgd", set_sgd},
     {"grad_norms", set_grad_norms},

@@ -52,7 +52,17 @@ static Status writable_weights(Ctx *ctx, WeightSet *set, Tensor **out) {
   if (!is_new) return ST_OK;
   OpArgs args = {.n_list = -1};
   args.v[0].i = DT_F32;
-  return op_apply_into(ctx, op_row(OP_cast), &set->flat, 1, &args, out, 0);
+  Status status = op_apply_into(ctx, op_row(OP_cast), &set->flat, 1, &args, out, 0);
+  if (status == ST_OK) return ST_OK;
+  tensor_release(ctx, set->state[MASTER]);
+  set->state[MASTER] = NULL;
+  return status;
+}
+
+Status optim_prepare(Ctx *ctx, WeightSet *set, int n_state) {
+  Tensor *made;
+  for (int i = 0; i < n_state; i++) TRY(weightset_state(ctx, set, i, &made));
+  return writable_weights(ctx, set, &made);
 }
 
 static Status finish_step(Ctx *ctx, WeightSet *set, Tensor *weights) {

@@ -23,14 +23,17 @@
 //    late each stage ended is taken off the next one where it made that start later: on its rank,
 //    or, told along with the message (Parcel.note), on the rank that waited for it (late_start).
 //    The time from the end of a stage to the start of the next is nowhere taken off.
-// Not seen: what polls cost within a stage, since they sleep less for it.
+// So it does not see what polls cost within a stage, which sleeps less for it, or is taken to have
+// slept late; nor how long a rank that has slept waits for a core on which another's executor runs.
 #include "core/poll.h"
 #include "core/spans.h"
 #include "ops/ops.h"
 #include "parallel/exec.h"
 
 #include <fcntl.h>
+#include <limits.h>
 #include <linux/futex.h>
+#include <malloc.h>
 #include <math.h>
 #include <pthread.h>
 #include <sched.h>
@@ -59,7 +62,7 @@ enum { MAX_PAGES = 1 << 14 };
 
 // A thread that touches the pages of this process, in what time nobody else wants.
 typedef struct Warmer {
-  bool is_there;
+  bool is_there, runs;
   pthread_mutex_t lock; // of the list; held by the main thread outside of what is timed
   int core, n;
   const volatile char *page[MAX_PAGES];
@@ -101,7 +104,8 @@ static void warm_begin(void) {
   char line[512], may[8];
   warmer.n = 0;
   for (uintptr_t at, end; maps && fgets(line, sizeof line, maps);) {
-    if (sscanf(line, "%lx-%lx %7s", &at, &end, may) != 3 || may[0] != 'r' || strstr(line, "[v"))
+    if (sscanf(line, "%lx-%lx %7s", &at, &end, may) != 3 || may[0] != 'r' || strstr(line, "[v") ||
+        (strstr(line, " /dev/") && !strstr(line, " /dev/shm/")))
       continue;
     for (uint64_t entry; at < end && warmer.n < MAX_PAGES; at += 4096) {
       if (pread(entries, &entry, 8, (off_t)(at / 4096 * 8)) != 8) break;
@@ -110,11 +114,13 @@ static void warm_begin(void) {
   }
   if (maps) fclose(maps);
   if (entries >= 0) close(entries);
+  warmer.runs = true;
   pthread_mutex_unlock(&warmer.lock);
 }
 
 static void warm_end(void) {
-  if (warmer.is_there) pthread_mutex_lock(&warmer.lock);
+  if (warmer.runs) pthread_mutex_lock(&warmer.lock);
+  warmer.runs = false;
 }
 
 // ---- stages that sleep
@@ -489,6 +495,7 @@ static Status run_case(Ctx *ctx, Comm *comm, const Case *c, Bare *bare, int roun
     TRY_TO(done, measure(comm, bench.span, row, bench.sim[BARE], BARE, &out[round]));
   }
 done:
+  warm_end();
   bench_close(&bench);
   return status;
 }
@@ -602,6 +609,8 @@ int main(int argc, char **argv) {
     fprintf(stderr, "usage: bench_exec [--ms MS] [--rounds N] [--cold] [--json]\n");
     return 2;
   }
+  mallopt(M_TRIM_THRESHOLD, INT_MAX); // no page goes while the warmer touches it
+  mallopt(M_MMAP_THRESHOLD, INT_MAX);
   prctl(PR_SET_TIMERSLACK, 1);
   Status status = comm_world(&world);
   if (status == ST_OK && may_warm(&o)) warm_open(world->rank);

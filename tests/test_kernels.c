@@ -364,8 +364,9 @@ START_TEST(gemm_bits_depend_on_row_and_column_alone) {
     for (int l = 0; l < K; l++) at[l * M + i] = a[i * K + l];
   for (int l = 0; l < K; l++)
     for (int j = 0; j < N; j++) bt[j * K + l] = b[l * N + j];
-  FOR_LEVELS(k) for (int deep = 0; deep < 2; deep++) {
-    int64_t depth = deep ? K : 12;
+  static const int64_t depths[] = {12, 128, 129, K}; // a block of k, and more
+  FOR_LEVELS(k) for (int deep = 0; deep < 4; deep++) {
+    int64_t depth = depths[deep];
     threads_set(1);
     Gemm all = {.m = M,
                 .n = N,

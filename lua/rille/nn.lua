@@ -299,7 +299,9 @@ end
 
 -- ---- buffers: values written by forward, applied once a step in microbatch order
 
---- Declares a tensor that belongs to the module but is no parameter (running statistics).
+--- Declares a tensor that belongs to the module but is no parameter (running statistics), when the
+--- module is made. Over several ranks a model with buffers waits in each step for all ranks' word
+--- that the step counts, before its weights are updated.
 function Module:buffer(name, tensor)
   expect("buffer", "name", name, "string")
   expect("buffer", "tensor", tensor, "tensor")

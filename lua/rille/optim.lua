@@ -286,14 +286,21 @@ function Optimizer:lr(step, total)
   return self.options.lr * self.schedule(step, total)
 end
 
---- One update, the gradients multiplied by `scale`; returns the learning rate.
+-- What is kept of every parameter.
+local function kept_names(self)
+  return (self.name ~= "sgd" or self.options.momentum > 0) and self.kind.state or {}
+end
+
+--- One update, the gradients multiplied by `scale`; returns the learning rate. A schedule that fails,
+--- or memory that is lacking for what the optimizer keeps, changes no weight.
 function Optimizer:apply(scale, total)
-  local lr = self:lr(self.steps_done + 1, total)
-  self.steps_done = self.steps_done + 1
+  local step = self.steps_done + 1
+  local lr = self:lr(step, total)
+  for _, part in ipairs(self.sets) do part.set:prepare(#kept_names(self)) end
   for _, part in ipairs(self.sets) do
-    self.kind.step(part.set, self.options, part.group, lr * (part.group.lr or 1), scale,
-      self.steps_done)
+    self.kind.step(part.set, self.options, part.group, lr * (part.group.lr or 1), scale, step)
   end
+  self.steps_done = step
   return lr
 end
 
@@ -316,8 +323,7 @@ local MASTER = 2 -- the state index of the f32 copy of bf16 weights
 --- The names of what is kept of a parameter: {"m", "v"}; for bf16 weights also their f32 copy, once
 --- there is one (from the first step on).
 function Optimizer:state_names(p)
-  local has_state = self.name ~= "sgd" or self.options.momentum > 0
-  local names = has_state and table.move(self.kind.state, 1, #self.kind.state, 1, {}) or {}
+  local names = table.move(kept_names(self), 1, #kept_names(self), 1, {})
   if p:dtype() == "bf16" and self.steps_done > 0 then table.insert(names, "master") end
   return names
 end

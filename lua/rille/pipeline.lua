@@ -119,7 +119,7 @@ end
 --- order of microbatches, and update(), if there is one, called, whose results it returns. An error
 --- in either puts the old values back.
 function Pipeline:accept(update)
-  local staged, before, is_changed = self.staged, {}, {}
+  local staged, before, is_changed = self.staged or {}, {}, {}
   self.staged = nil
   local _ <close> = setmetatable({}, { __close = function(_, failure)
     for _, entry in ipairs(before) do
@@ -142,8 +142,10 @@ function Pipeline:accept(update)
     change.apply()
   end
   average(self, is_changed)
+  local lr, norm, is_done
+  if update then lr, norm, is_done = update() end
   self.is_broken = false
-  if update then return update() end
+  return lr, norm, is_done
 end
 
 -- This replica's microbatches of a global batch whose first sample has the global index `at`.

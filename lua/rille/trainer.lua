@@ -154,6 +154,7 @@ local function update_when_told(self, r, sums)
   if finite then
     r.grad_norm, r.lr = self.pipeline:accept(update)
   else
+    self.pipeline.staged = nil
     r.grad_norm, r.lr = update()
   end
   r.skipped = not finite
@@ -170,8 +171,11 @@ end
 -- is not finite is not applied: from a loss that is not finite every gradient is not, so all ranks
 -- keep the weights that made it.
 local function update_in_advance(self, r, norms, report, scale)
+  if self.pipeline.staged and #self.pipeline.staged > 0 then
+    fail("a module has declared a buffer after the trainer was made\n  hint: declare it in init")
+  end
   if all_finite(norms) then
-    r.lr = self.pipeline:accept(function() return self.optimizer:apply(scale, self.total) end)
+    r.lr = self.optimizer:apply(scale, self.total)
   else
     r.lr = self.optimizer:lr(self.optimizer.steps_done + 1, self.total)
   end

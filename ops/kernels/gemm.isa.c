@@ -17,8 +17,10 @@
 #include "ops/kernels/tile.h"
 #include "ops/kernels/vmath.h"
 
-// A panel of A stays in the first level of cache; PACKED_B bytes of B in the second, beside as much
-// that is fetched ahead.
+// A panel of A (8 KiB of f32 at 16 lanes) stays in the first level of cache, beside the panel of B
+// (16 KiB) that streams through it: with 512 k instead of 128 they drove each other out, and
+// products were 2% slower. PACKED_B bytes of B stay in the second level, beside as much that is
+// fetched ahead.
 enum {
   KC = 128,
   PACKED_B = 900 << 10,

@@ -27,9 +27,9 @@ typedef struct SgdOptions {
 Status optim_adamw(Ctx *ctx, WeightSet *set, const AdamwOptions *options);
 Status optim_sgd(Ctx *ctx, WeightSet *set, const SgdOptions *options);
 
-// Makes the arrays that STEP needs, if they are not there yet: state[0 .. n_state), and the copy of a
-// bf16 set. With several sets all of them come before the first STEP: memory that one of them lacks
-// is missed before any weight has changed.
+// Makes the arrays that STEP needs, if they are not there yet: state[0 .. n_state), and the copy of
+// a bf16 set. With several sets all of them come before the first STEP: memory that one of them
+// lacks is missed before any weight has changed.
 Status optim_prepare(Ctx *ctx, WeightSet *set, int n_state);
 
 // The sum of squares (or, for `infinity`, the largest magnitude) of each parameter's finished

@@ -291,8 +291,8 @@ local function kept_names(self)
   return (self.name ~= "sgd" or self.options.momentum > 0) and self.kind.state or {}
 end
 
---- One update, the gradients multiplied by `scale`; returns the learning rate. A schedule that fails,
---- or memory that is lacking for what the optimizer keeps, changes no weight.
+--- One update, the gradients multiplied by `scale`; returns the learning rate. A schedule that
+--- fails, or memory that is lacking for what the optimizer keeps, changes no weight.
 function Optimizer:apply(scale, total)
   local step = self.steps_done + 1
   local lr = self:lr(step, total)

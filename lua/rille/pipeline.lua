@@ -142,10 +142,10 @@ function Pipeline:accept(update)
     change.apply()
   end
   average(self, is_changed)
-  local lr, norm, is_done
-  if update then lr, norm, is_done = update() end
+  local norm, lr, finite
+  if update then norm, lr, finite = update() end -- as Optimizer:step gives them
   self.is_broken = false
-  return lr, norm, is_done
+  return norm, lr, finite
 end
 
 -- This replica's microbatches of a global batch whose first sample has the global index `at`.

@@ -55,10 +55,11 @@ LDFLAGS_ALL := $(MODE) -fopenmp -Wl,--as-needed $(LDFLAGS)
 RPATH := -Wl,-rpath,'$$ORIGIN:$$ORIGIN/../lib:$$ORIGIN/../..'
 
 # ---- sources --------------------------------------------------------------------------------
-ISAS := $(if $(filter x86_64,$(ARCH)),plain avx2 avx512,plain)
+ISAS := $(if $(filter x86_64,$(ARCH)),plain avx2 avx512 amx,plain)
 MARCH_plain := $(if $(filter x86_64,$(ARCH)),-march=x86-64)
 MARCH_avx2 := -march=x86-64-v3
 MARCH_avx512 := -march=x86-64-v4
+MARCH_amx := -march=x86-64-v4 -mamx-tile -mamx-bf16
 
 ISA_SRC := $(wildcard ops/kernels/*.isa.c)
 PLUGIN_SRC := $(wildcard parallel/comm_mpi.c)
@@ -135,7 +136,7 @@ $O/tests/main.o: $B/gen/suites.h
 # clang-tidy looks at what has been compiled since it last looked; one instruction set is enough.
 # ANALYZE=1 adds the static analyzer.
 TIDY := $(if $(filter 1,$(ANALYZE)),analyzed,tidy)
-tidy: $(filter-out %.avx2.$(TIDY) %.avx512.$(TIDY) %.mpich.$(TIDY) $O/lua_library.$(TIDY),\
+tidy: $(filter-out %.avx2.$(TIDY) %.avx512.$(TIDY) %.amx.$(TIDY) %.mpich.$(TIDY) $O/lua_library.$(TIDY),\
   $(OBJECTS:.o=.$(TIDY)))
 $O/%.$(TIDY): $O/%.o .clang-tidy
 	@$(if $V,,echo '  tidy $*';) \

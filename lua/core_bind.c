@@ -7,6 +7,7 @@
 #include "core/spans.h"
 #include "core/weights.h"
 #include "lua/comm_bind.h"
+#include "ops/ops.h"
 #include "ops/random.h"
 #include "parallel/tied.h"
 
@@ -434,6 +435,13 @@ static int dropout(lua_State *L) {
   return 1;
 }
 
+// core.kernels(): "amx, products by rille".
+static int kernels(lua_State *L) {
+  OpsCpu cpu = ops_cpu();
+  lua_pushfstring(L, "%s, products by %s", cpu.level, cpu.blas);
+  return 1;
+}
+
 static const luaL_Reg core_functions[] = {
     {"begin_step", begin_step},
     {"end_step", end_step},
@@ -463,6 +471,7 @@ static const luaL_Reg core_functions[] = {
     {"write_trace", write_trace},
     {"param", param},
     {"hash", hash},
+    {"kernels", kernels},
     {"seed", seed},
     {"tied_exchange", exchange},
     {"elsewhere", elsewhere},

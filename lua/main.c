@@ -17,7 +17,7 @@
 
 // X(name, default, meaning): every environment variable that Rille reads.
 #define ENVIRONMENT_LIST(X)                                                                        \
-  X("RILLE_CPU", "the best there is", "CPU kernels: plain, avx2 or avx512")                        \
+  X("RILLE_CPU", "the best there is", "CPU kernels: plain, avx2, avx512 or amx")                   \
   X("RILLE_THREADS", "the cores, shared by the ranks here", "threads of the CPU kernels")          \
   X("OMP_NUM_THREADS", "", "the same, where RILLE_THREADS is not set")                             \
   X("RILLE_WAIT", "active if the threads fit the cores", "how threads wait: active or passive")    \

@@ -93,8 +93,29 @@ done
 choose openmpi
 unset RILLE_MPI
 
+# Rank 1 has other kernels than rank 0.
+cat >"$work/mixed" <<'END'
+#!/bin/sh
+if [ "${OMPI_COMM_WORLD_RANK-}${PMI_RANK-}" = 1 ]; then RILLE_CPU=plain; else RILLE_CPU=$1; fi
+export RILLE_CPU
+exec "$2" -e 'local r = require "rille" local model = r.nn.Linear(4, 4)
+r.Trainer { model = model, loss = r.nn.mse, optimizer = { "sgd", lr = 1 }, log = 0,
+  parallel = { dp = 2 }, batch = { global = 4, micro = 1 } }
+print("made")'
+END
+chmod +x "$work/mixed"
+
 case $impls in *openmpi*)
   mpirun=$(launcher_of openmpi)
+  job 'ranks with the same kernels' 0 '^made$' "$mpirun" -n 2 "$work/mixed" plain "$rille"
+  best=$(env -u RILLE_CPU "$rille" info | sed -n 's/^kernels *\([a-z0-9]*\),.*/\1/p')
+  if [ "$best" != plain ]; then
+    job 'ranks with other kernels are refused' 1 \
+      "the ranks disagree: rank 1 has kernels plain, .*RILLE_CPU.* where rank 0 has kernels $best" \
+      "$mpirun" -n 2 "$work/mixed" "$best" "$rille"
+  else
+    echo 'skipped: ranks with other kernels: this machine has only one kind'
+  fi
   job 'mpirun by hand: an error ends the job' 1 "${begin}the cause$" "$mpirun" -n 3 "$rille" "$work/one.lua" error
   also '... reported once' 1 '^rille: '
   ;;

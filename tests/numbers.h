@@ -9,10 +9,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const level_names[] __attribute__((unused)) = {"plain", "avx2", "avx512"};
-#define FOR_LEVELS(K)                        \
-  for (int level_ = 0; level_ < 3; level_++) \
+static const char *const level_names[] __attribute__((unused)) = {"plain", "avx2", "avx512", "amx"};
+enum { N_LEVEL_NAMES = sizeof level_names / sizeof *level_names };
+#define FOR_LEVELS(K)                                    \
+  for (int level_ = 0; level_ < N_LEVEL_NAMES; level_++) \
     for (const CpuKernels *K = cpu_kernels_of(level_names[level_]); K; K = NULL)
+
+// Activations, in f64.
+static inline double d_gelu(double x) { return 0.5 * x * erfc(-x * M_SQRT1_2); }
+static inline double d_gelu_tanh(double x) {
+  return 0.5 * x * (1 + tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
+}
+static inline double d_silu(double x) { return x / (1 + exp(-x)); }
+static inline double d_relu(double x) { return x <= 0 ? 0 : x; }
 
 static uint64_t seed_state = 1;
 static inline double uniform(void) { // in [-1, 1)

@@ -56,6 +56,8 @@ local function common_lines(model, parallel, n_global, micro, alike)
   local file = io.open(script, "rb")
   local lines = {
     "rille " .. core.version,
+    -- Other kernels give other bits, and ranks that hold the same weights drift apart.
+    ("kernels %s (RILLE_CPU chooses them: one for all ranks)"):format(core.kernels()),
     ("script %s %016x"):format(script, core.hash(file and file:read("a") or "")),
     "options " .. table.concat(rawget(_G, "arg") or {}, " "),
     ("seed %s"):format(core.seed()),

@@ -10,6 +10,8 @@
 //
 // A tile at an edge runs the same instructions: missing columns are copied as zero, missing rows
 // take the tile function for that many rows.
+//
+// At the level amx f32 products of more than a few k are summed otherwise: gemm_amx.inc.
 #include "ops/kernels/gemm.h"
 #include "ops/kernels/isa.h"
 #include "ops/kernels/kernels_isa.h"
@@ -72,6 +74,15 @@ static int64_t k_block(int64_t k) {
   int64_t parts = (k + KC - 1) / KC;
   return parts <= 1 ? k : ((k + parts - 1) / parts + 7) / 8 * 8;
 }
+
+#if defined __AMX_TILE__ && defined __AMX_BF16__
+#define HAS_AMX 1
+#else
+#define HAS_AMX 0
+#endif
+// k from which on f32 products go to AMX; below, most of a step would be zeros. Small products,
+// which are not packed, have less k than that and than a block.
+enum { AMX_LEAST = 32, SMALL = HAS_AMX ? AMX_LEAST : KC + 1 };
 
 #define BODY "ops/kernels/gemm.inc"
 #include "ops/kernels/each_real.inc"

@@ -5,10 +5,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined __x86_64__
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 extern const CpuKernels cpu_kernels_plain;
 #if defined __x86_64__
-extern const CpuKernels cpu_kernels_avx2, cpu_kernels_avx512;
+extern const CpuKernels cpu_kernels_avx2, cpu_kernels_avx512, cpu_kernels_amx;
 
 // The levels are x86-64-v3 and -v4, whose parts come together in every CPU that has the last of
 // them.
@@ -21,6 +26,14 @@ static bool has_avx512(void) {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512cd");
 }
+// The kernel grants the tiles' registers on demand, to the whole process (Linux 5.16 and later;
+// arch/x86/xstate.rst).
+static bool has_amx(void) {
+  enum { AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24, REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+  unsigned a, b, c, d;
+  return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & AMX_BF16 && d & AMX_TILE &&
+         syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
 #endif
 static bool always(void) { return true; }
 
@@ -30,6 +43,7 @@ static const struct {
   bool (*runs_here)(void);
 } levels[] = {
 #if defined __x86_64__
+    {&cpu_kernels_amx, has_amx},
     {&cpu_kernels_avx512, has_avx512},
     {&cpu_kernels_avx2, has_avx2},
 #endif

@@ -1,8 +1,9 @@
 // kernels - the table of CPU kernels, and the level of instructions that it was chosen for.
 //
-// Each body is compiled once for each level (plain, avx2, avx512); CPUID picks one at first use,
-// the environment variable RILLE_CPU may ask for a lower one. Kernels take raw pointers, cannot
-// fail, and run on the pool of threads.h; what they need checked is checked by the caller (ops/).
+// Each body is compiled once for each level (plain, avx2, avx512, amx); CPUID picks one at first
+// use, the environment variable RILLE_CPU may ask for a lower one. Kernels take raw pointers,
+// cannot fail, and run on the pool of threads.h; what they need checked is checked by the caller
+// (ops/).
 //
 // Invariants:
 //  1. An element of a result depends on the values it is made of alone: not on offset, alignment,
@@ -249,7 +250,7 @@ typedef struct Sgd { // as PyTorch defines it: m = momentum m + (1-dampening) g,
   X(double, multiply_adds, (int64_t rounds))
 
 typedef struct CpuKernels {
-  const char *level; // "plain", "avx2", "avx512"
+  const char *level; // "plain", "avx2", "avx512", "amx"
 #define X(type, name, parameters) type(*name) parameters;
   CPU_KERNEL_LIST(X, f32, float)
   CPU_KERNEL_LIST(X, f64, double)

@@ -51,7 +51,8 @@ typedef struct Fetch {
 } Fetch;
 
 static Fetch fetch_rows(const char *at, int64_t rows, int64_t bytes, int64_t jump) {
-  return (Fetch){at, rows, ((intptr_t)at % 64 + bytes + 63) / 64, jump, 0, 0};
+  const int64_t before = jump % 64 == 0 ? (intptr_t)at % 64 : 63; // in its line, at most
+  return (Fetch){at, rows, (before + bytes + 63) / 64, jump, 0, 0};
 }
 
 // Spreads what is to be fetched over n takes.

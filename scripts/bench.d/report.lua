@@ -149,9 +149,13 @@ function report.kernels(lines)
   io.write("\nkernels, as a share of the FMA peak or of the copy bandwidth beside them\n")
   for _, line in ipairs(lines) do
     local function field(name) return line:match('"' .. name .. '":"?([^,"}]*)') end
-    io.write(("  %-34s %d threads  best %.2f  median %.2f  (%s)\n"):format(field "kernel",
-      tonumber(field "threads"), tonumber(field "share_best"), tonumber(field "share_median"),
-      field "level"))
+    if field "ns" then
+      io.write(("  %-34s %s ns a call\n"):format(field "kernel", field "ns"))
+    else
+      io.write(("  %-34s %d threads  best %.2f  median %.2f  (%s)\n"):format(field "kernel",
+        tonumber(field "threads"), tonumber(field "share_best"), tonumber(field "share_median"),
+        field "level"))
+    end
   end
 end
 

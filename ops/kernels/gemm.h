@@ -12,7 +12,7 @@
 //  2. Its sum runs over l ascending in blocks whose size is a function of k; blocks are added to C
 //     in order. A block is one chain of multiply-adds from zero, or, of f32 at the level amx and
 //     k >= 32, a chain of sums over 32 k of products of bf16 pieces, which is rounded less often:
-//     its errors are as small (tests/test_gemm.c), but what is below 2^-126 in a piece is lost.
+//     its errors are as small (tests/test_gemm.c), but operands below 2^-110 lose bits.
 //  3. k = 0 is allowed: C = act(beta * C + bias). beta = 0 never reads C.
 #ifndef RILLE_OPS_KERNELS_GEMM_H
 #define RILLE_OPS_KERNELS_GEMM_H

@@ -111,8 +111,9 @@ case $impls in *openmpi*)
   best=$(env -u RILLE_CPU "$rille" info | sed -n 's/^kernels *\([a-z0-9]*\),.*/\1/p')
   if [ "$best" != plain ]; then
     job 'ranks with other kernels are refused' 1 \
-      "the ranks disagree: rank 1 has kernels plain, .*RILLE_CPU.* where rank 0 has kernels $best" \
+      "the ranks disagree: rank 1 has kernels plain, .* where rank 0 has kernels $best" \
       "$mpirun" -n 2 "$work/mixed" "$best" "$rille"
+    also '... and what to set is said' 1 'hint: .*RILLE_CPU'
   else
     echo 'skipped: ranks with other kernels: this machine has only one kind'
   fi

@@ -153,8 +153,9 @@ START_TEST(gemm_bits_depend_on_row_and_column_alone) {
 END_TEST
 
 // Sizes that make several blocks of k, strips of columns and groups of rows; ends of all of them.
+// On AMX neither side is held whole: A is in the whole product, B in the first part of it.
 START_TEST(gemm_bits_are_the_same_across_blocks) {
-  enum { M = 131, N = 1003, K = 1101 };
+  enum { M = 820, N = 1610, K = 520 };
   float *a = random_f32(M * K), *b = random_f32(K * N), *at = zeros(M * K * 4),
         *bt = zeros(K * N * 4), *whole = zeros(M * N * 4), *part = zeros(M * N * 4);
   for (int i = 0; i < M; i++)
@@ -182,6 +183,13 @@ START_TEST(gemm_bits_are_the_same_across_blocks) {
     k->gemm_f32(&g);
     for (int64_t i = 0; variant > 0 && i < m; i++)
       assert_same(part + i * n, whole + (i0 + i) * N + j0, n * 4, "gemm row");
+    for (int64_t i = 0; variant == 0 && i < m; i += 13)
+      for (int64_t j = i % 11; j < n; j += 11) {
+        double sum = 0;
+        for (int64_t l = 0; l < K; l++) sum += (double)a[i * K + l] * (double)b[l * N + j];
+        ck_assert_msg(fabs((double)whole[i * N + j] - sum) <= 1e-4, "%s: %ld,%ld", k->level,
+                      (long)i, (long)j);
+      }
   }
   threads_set(1);
   free(a), free(b), free(at), free(bt), free(whole), free(part);
@@ -191,21 +199,23 @@ END_TEST
 START_TEST(batched_gemm_and_bf16_inputs) {
   enum { M = 20, N = 40, K = 70, BATCH = 5 };
   float *a = random_f32(BATCH * M * K), *b = random_f32(BATCH * K * N),
+        *a_wide = zeros(4 * BATCH * M * K), *b_wide = zeros(4 * BATCH * K * N),
         *c = zeros(4 * BATCH * M * N), *one = zeros(4 * M * N);
   uint16_t *a16 = zeros(2 * BATCH * M * K), *b16 = zeros(2 * BATCH * K * N);
   FOR_LEVELS(k) {
     k->narrow(a16, a, BATCH * M * K), k->narrow(b16, b, BATCH * K * N);
-    k->widen(a, a16, BATCH * M * K), k->widen(b, b16, BATCH * K * N);
-    for (int trans = 0; trans < 2; trans++) {
+    k->widen(a_wide, a16, BATCH * M * K), k->widen(b_wide, b16, BATCH * K * N);
+    for (int variant = 0; variant < 8; variant++) {
+      bool trans = variant & 1, bf16_a = variant & 2, bf16_b = variant & 4;
       Gemm g = {.m = M,
                 .n = N,
                 .k = K,
                 .trans_a = trans,
                 .trans_b = trans,
-                .bf16_a = true,
-                .bf16_b = true,
-                .a = a16,
-                .b = b16,
+                .bf16_a = bf16_a,
+                .bf16_b = bf16_b,
+                .a = bf16_a ? (const void *)a16 : a,
+                .b = bf16_b ? (const void *)b16 : b,
                 .c = c,
                 .lda = trans ? M : K,
                 .ldb = trans ? K : N,
@@ -219,13 +229,15 @@ START_TEST(batched_gemm_and_bf16_inputs) {
       for (int i = 0; i < BATCH; i++) {
         Gemm single = g;
         single.batch = 0, single.bf16_a = single.bf16_b = false;
-        single.a = a + i * M * K, single.b = b + i * K * N, single.c = one;
+        single.a = (bf16_a ? a_wide : a) + i * M * K;
+        single.b = (bf16_b ? b_wide : b) + i * K * N;
+        single.c = one;
         k->gemm_f32(&single);
         assert_same(c + i * M * N, one, 4 * M * N, "batch");
       }
     }
   }
-  free(a), free(b), free(c), free(one), free(a16), free(b16);
+  free(a), free(b), free(a_wide), free(b_wide), free(c), free(one), free(a16), free(b16);
 }
 END_TEST
 
@@ -260,12 +272,12 @@ START_TEST(gemm_errs_by_a_few_roundings) {
       for (int64_t i = 0; round > 0 && i < M * K; i++) a[i] = fabsf(a[i]);
       for (int64_t i = 0; round > 0 && i < N * K; i++) b[i] = fabsf(b[i]);
       for (int64_t i = 0; round > 1 && i < M * K; i++) a[i] *= (float)exp(20 * uniform());
-      double error = error_of(k, a, b, M, N, K), most = round == 0 ? 4.5 : 12;
+      double error = error_of(k, a, b, M, N, K), most = round == 0 ? 6 : 20;
       ck_assert_msg(error <= most, "%s, K %ld, round %d: %g", k->level, (long)K, round, error);
     }
     for (int64_t i = 0; i < M * K; i++) a[i] *= 0x1p-76F; // pieces are still above 2^-126
     double tiny = error_of(k, a, b, M, N, K);
-    ck_assert_msg(tiny <= 12, "%s, K %ld, tiny: %g", k->level, (long)K, tiny);
+    ck_assert_msg(tiny <= 20, "%s, K %ld, tiny: %g", k->level, (long)K, tiny);
     free(a), free(b);
   }
 }
@@ -334,6 +346,25 @@ START_TEST(gemm_of_numbers_at_the_ends_of_f32) {
 }
 END_TEST
 
+// Sums of pieces overflow where the sum of the numbers would not, or to NaN.
+START_TEST(gemm_overflows_as_multiply_adds_do) {
+  enum { K = 64, N = 40 };
+  static const float factors[][2] = {
+      {1.0039e30F, 1.003e30F}, {-1.0039e30F, 1.003e30F}, {3.385e38F, 1.004F}, {1.004F, 3.385e38F}};
+  FOR_LEVELS(k) for (int i = 0; i < 4; i++) {
+    float *a = zeros(K * 4), *b = random_f32(K * N), *c = zeros(N * 4);
+    a[9] = factors[i][0], b[9 * N + 5] = factors[i][1];
+    Gemm g = {
+        .m = 1, .n = N, .k = K, .a = a, .b = b, .c = c, .lda = K, .ldb = N, .ldc = N, .alpha = 1};
+    k->gemm_f32(&g);
+    float want = factors[i][0] * factors[i][1];
+    ck_assert_msg(c[5] == want, "%s: %g x %g is %g", k->level, (double)factors[i][0],
+                  (double)factors[i][1], (double)c[5]);
+    free(a), free(b), free(c);
+  }
+}
+END_TEST
+
 Suite *gemm_suite(void);
 Suite *gemm_suite(void) {
   Suite *suite = suite_create("gemm");
@@ -345,6 +376,7 @@ Suite *gemm_suite(void) {
   tcase_add_test(tcase, batched_gemm_and_bf16_inputs);
   tcase_add_test(tcase, gemm_errs_by_a_few_roundings);
   tcase_add_test(tcase, gemm_of_numbers_at_the_ends_of_f32);
+  tcase_add_test(tcase, gemm_overflows_as_multiply_adds_do);
   suite_add_tcase(suite, tcase);
   return suite;
 }

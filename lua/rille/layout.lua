@@ -50,14 +50,20 @@ local function add_lines(lines, prefix, value)
   end
 end
 
+--- Ends with an error, to which `hint` is added, unless all ranks of the group have these lines.
+function layout.agree(group, lines, hint)
+  local good, words = pcall(group.agree, group, lines)
+  if good then return end
+  local is_difference = tostring(words):find("the ranks disagree", 1, true)
+  error(is_difference and ("%s\n    hint: %s"):format(words, hint) or words, 0)
+end
+
 -- What all ranks must have in common before the first message, as lines.
 local function common_lines(model, parallel, n_global, micro, alike)
   local script = rawget(_G, "arg") and arg[0] or "?"
   local file = io.open(script, "rb")
   local lines = {
     "rille " .. core.version,
-    -- Other kernels give other bits, and ranks that hold the same weights drift apart.
-    ("kernels %s (RILLE_CPU chooses them: one for all ranks)"):format(core.kernels()),
     ("script %s %016x"):format(script, core.hash(file and file:read("a") or "")),
     "options " .. table.concat(rawget(_G, "arg") or {}, " "),
     ("seed %s"):format(core.seed()),
@@ -396,7 +402,12 @@ function layout.new(model, parallel, n_global, micro, example, loss, alike)
   known("Trainer: parallel", parallel, parallel_names)
   local self = setmetatable({ model = model }, Layout)
   local comm = parallel.comm or core.comm_world()
-  if comm:size() > 1 then comm:agree(common_lines(model, parallel, n_global, micro, alike)) end
+  if comm:size() > 1 then
+    layout.agree(comm, { "kernels " .. core.kernels() }, "other kernels give other bits, so that "
+      .. "ranks drift apart: set RILLE_CPU on all ranks to kernels that each of them can run "
+      .. "(amx, avx512, avx2, plain)")
+    comm:agree(common_lines(model, parallel, n_global, micro, alike))
+  end
   self.mesh = make_mesh(comm, parallel)
   self.pp, self.dp = self.mesh:size("pp"), self.mesh:size("dp")
   if n_global < self.dp then

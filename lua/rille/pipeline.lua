@@ -250,13 +250,9 @@ local function agree_in_tp(self)
       table.insert(lines, ("%s of fingerprint %016x"):format(p.name, core.fingerprint(p.tensor)))
     end
   end
-  local good, words = pcall(l.tp.group.agree, l.tp.group, lines)
-  if not good and not tostring(words):find("the ranks disagree", 1, true) then error(words, 0) end
-  if not good then
-    error(words .. "\n    hint: tp ranks have this parameter whole, but other gradients for it: "
-      .. "between a \"column\" and a \"row\" Linear a module says plan:sums(self, \"name\") in its "
-      .. "tensor_parallel(plan), a norm tp = \"heads\", a Dropout tp = \"column\"", 0)
-  end
+  layouts.agree(l.tp.group, lines, "tp ranks have this parameter whole, but other gradients for "
+    .. "it: between a \"column\" and a \"row\" Linear a module says plan:sums(self, \"name\") in "
+    .. "its tensor_parallel(plan), a norm tp = \"heads\", a Dropout tp = \"column\"")
 end
 
 --- The fingerprint, on which all ranks agree; an error where replicas have drifted apart.

@@ -81,9 +81,9 @@ static int64_t k_block(int64_t k) {
 #else
 #define HAS_AMX 0
 #endif
-// k from which on f32 products go to AMX; below, most of a step would be zeros. Small products,
-// which are not packed, have less k than that and than a block.
-enum { AMX_LEAST = 32, SMALL = HAS_AMX ? AMX_LEAST : KC + 1 };
+// k from which on f32 products go to AMX; below, most of a step would be zeros. The small ones that
+// are not packed have less, and no more than a block.
+enum { AMX_LEAST = 32, SMALL_F32 = HAS_AMX ? AMX_LEAST : KC + 1 };
 
 #define BODY "ops/kernels/gemm.inc"
 #include "ops/kernels/each_real.inc"

@@ -87,10 +87,8 @@ static Status accumulate(Ctx *ctx, Tensor **slot, Tensor *owned) {
     *slot = owned;
     return ST_OK;
   }
-  OpArgs cast = {.n_list = -1};
-  cast.v[0].i = (*slot)->dtype;
   Status status = make_exclusive(ctx, slot);
-  if (status == ST_OK) status = op_apply_into(ctx, ctx->core_ops->cast, &owned, 1, &cast, slot, 1);
+  if (status == ST_OK) status = op_cast_into(ctx, *slot, owned, true);
   tensor_release(ctx, owned);
   return status;
 }
@@ -155,10 +153,7 @@ static Status direct_target(Ctx *ctx, Node *node, int j, Tensor **target, bool *
 
 // The buffer of a parameter += owned (owned is taken over).
 static Status give_param(Ctx *ctx, GradUse *use, Tensor *owned) {
-  OpArgs cast = {.n_list = -1};
-  cast.v[0].i = use->grad->dtype;
-  Status status =
-      op_apply_into(ctx, ctx->core_ops->cast, &owned, 1, &cast, &use->grad, use->written);
+  Status status = op_cast_into(ctx, use->grad, owned, use->written);
   use->written = true;
   tensor_release(ctx, owned);
   return status;

@@ -454,6 +454,12 @@ Status op_apply_into(Ctx *ctx, const Op *op, Tensor **in, int n_in, const OpArgs
   return status;
 }
 
+Status op_cast_into(Ctx *ctx, Tensor *to, Tensor *from, bool accumulate) {
+  OpArgs args = {.n_list = -1};
+  args.v[0].i = to->dtype;
+  return op_apply_into(ctx, ctx->core_ops->cast, &from, 1, &args, &to, accumulate);
+}
+
 Status op_apply_inplace(Ctx *ctx, const Op *op, Tensor **in, int n_in, const OpArgs *args) {
   Tensor *target = in[0];
   char shape[128], other[128];
@@ -500,10 +506,7 @@ Status grad_give(GradCall *call, int j, Tensor *owned) {
     call->din[j] = owned;
     return ST_OK;
   }
-  OpArgs args = {.n_list = -1};
-  args.v[0].i = call->din[j]->dtype;
-  Status status = op_apply_into(ctx, ctx->core_ops->cast, &owned, 1, &args, &call->din[j],
-                                call->accumulate >> j & 1);
+  Status status = op_cast_into(ctx, call->din[j], owned, call->accumulate >> j & 1);
   tensor_release(ctx, owned);
   return status;
 }

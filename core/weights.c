@@ -168,16 +168,14 @@ static void copy_part(const Param *param, char *to, const char *whole) {
 // A parameter from its recipe's tensor: of its own shape, or of the whole's.
 static Status fill_data(Ctx *ctx, Param *param) {
   Tensor *t = param->tensor, *data = param->recipe.data, *whole;
-  OpArgs args = {.n_list = -1};
-  args.v[0].i = t->dtype;
   if (!t->shard || data->shape[t->shard->dim] != t->shard->full)
-    return op_apply_into(ctx, ctx->core_ops->cast, &data, 1, &args, &t, 0);
+    return op_cast_into(ctx, t, data, false);
   TensorSpec spec;
   tensor_spec(data, &spec);
   spec.dtype = t->dtype;
   spec_row_major(&spec);
   TRY(tensor_new(ctx, &ctx->cpu, &spec, MEM_PARAMETERS, &whole));
-  Status status = op_apply_into(ctx, ctx->core_ops->cast, &data, 1, &args, &whole, 0);
+  Status status = op_cast_into(ctx, whole, data, false);
   if (status == ST_OK) copy_part(param, tensor_data(t), tensor_data(whole));
   tensor_release(ctx, whole);
   return status;
@@ -250,9 +248,7 @@ static Status enter_set(Ctx *ctx, Param *param, WeightSet *set, int i, int64_t o
   if (placed) {
     Tensor *target;
     TRY(tensor_alias(ctx, set->flat, &spec, &target));
-    OpArgs args = {.n_list = -1};
-    args.v[0].i = param->tensor->dtype;
-    Status status = op_apply_into(ctx, ctx->core_ops->cast, &param->tensor, 1, &args, &target, 0);
+    Status status = op_cast_into(ctx, target, param->tensor, false);
     tensor_release(ctx, target);
     TRY(status);
     leave_set(ctx, param);
@@ -433,12 +429,6 @@ static Status new_grad(Ctx *ctx, Param *param, bool in_flat, Tensor **out) {
   return tensor_alias(ctx, param->set->grad, &spec, out);
 }
 
-static Status copy_grad(Ctx *ctx, Tensor *to, Tensor *from, unsigned accumulate) {
-  OpArgs args = {.n_list = -1};
-  args.v[0].i = to->dtype;
-  return op_apply_into(ctx, ctx->core_ops->cast, &from, 1, &args, &to, accumulate);
-}
-
 Status param_grad_buffer(Ctx *ctx, Param *param, int unit, GradUse **out) {
   int at = 0;
   param->is_summed = false;
@@ -459,7 +449,7 @@ Status param_grad_buffer(Ctx *ctx, Param *param, int unit, GradUse **out) {
   if (at == 0 && param->n_uses > 0) { // the lowest unit owns the flat buffer
     GradUse *first = &param->uses[0];
     if (first->written) {
-      Status status = copy_grad(ctx, grad, first->grad, 0);
+      Status status = op_cast_into(ctx, grad, first->grad, false);
       if (status != ST_OK) {
         tensor_release(ctx, grad);
         return status;
@@ -492,7 +482,7 @@ static Status finish_param(Ctx *ctx, Param *param) {
   for (int k = 1; k < param->n_uses; k++) {
     GradUse *use = &param->uses[k];
     if (!use->written) continue;
-    TRY(copy_grad(ctx, first->grad, use->grad, first->written));
+    TRY(op_cast_into(ctx, first->grad, use->grad, first->written));
     first->written = true;
     use->written = false;
   }

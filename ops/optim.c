@@ -50,9 +50,7 @@ static Status writable_weights(Ctx *ctx, WeightSet *set, Tensor **out) {
   bool is_new = set->state[MASTER] == NULL;
   TRY(weightset_state(ctx, set, MASTER, out));
   if (!is_new) return ST_OK;
-  OpArgs args = {.n_list = -1};
-  args.v[0].i = DT_F32;
-  Status status = op_apply_into(ctx, op_row(OP_cast), &set->flat, 1, &args, out, 0);
+  Status status = op_cast_into(ctx, *out, set->flat, false);
   if (status == ST_OK) return ST_OK;
   tensor_release(ctx, set->state[MASTER]);
   set->state[MASTER] = NULL;
@@ -66,11 +64,7 @@ Status optim_prepare(Ctx *ctx, WeightSet *set, int n_state) {
 }
 
 static Status finish_step(Ctx *ctx, WeightSet *set, Tensor *weights) {
-  if (weights != set->flat) {
-    OpArgs args = {.n_list = -1};
-    args.v[0].i = set->dtype;
-    TRY(op_apply_into(ctx, op_row(OP_cast), &weights, 1, &args, &set->flat, 0));
-  }
+  if (weights != set->flat) TRY(op_cast_into(ctx, set->flat, weights, false));
   weightset_stepped(ctx, set);
   return ST_OK;
 }

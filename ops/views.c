@@ -294,10 +294,7 @@ Status shape_flip(OpCall *call) {
 static Status add_to_view(GradCall *call, Tensor *whole, Tensor *dy, bool adds) {
   Tensor *part;
   TRY(op_apply(call->ctx, call->op, &whole, 1, call->args, &part));
-  OpArgs cast = {.n_list = -1};
-  cast.v[0].i = whole->dtype;
-  Status status =
-      op_apply_into(call->ctx, call->ctx->core_ops->cast, &dy, 1, &cast, &part, (unsigned)adds);
+  Status status = op_cast_into(call->ctx, part, dy, adds);
   tensor_release(call->ctx, part);
   return status;
 }

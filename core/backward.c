@@ -130,7 +130,7 @@ static Status schedule(Backward *run, Node *node) {
 
 // Where the gradient of an edge is collected, if a kernel may write there itself; borrowed. The f32
 // gradient of a bf16 parameter is written as f32.
-static Status direct_target(Ctx *ctx, Node *node, int j, Tensor **target, bool *adds,
+static Status direct_target(Ctx *ctx, Node *node, int j, bool is_dry, Tensor **target, bool *adds,
                             GradUse **use) {
   Edge *edge = &node->edges[j];
   *target = NULL;
@@ -144,7 +144,7 @@ static Status direct_target(Ctx *ctx, Node *node, int j, Tensor **target, bool *
     *target = *slot;
     return ST_OK;
   }
-  if (tensor_is_meta(edge->leaf) || !edge->leaf->storage) return ST_OK; // dry run: nothing to keep
+  if (is_dry || !edge->leaf->storage) return ST_OK; // nothing to keep
   TRY(param_grad_buffer(ctx, edge->leaf->param, node->unit, use));
   *target = (*use)->grad;
   *adds = (*use)->written;
@@ -211,6 +211,13 @@ static Status collect_kept(Node *node, unsigned in_mask, unsigned out_mask, unsi
   return ST_OK;
 }
 
+// Are the gradients of a node's outputs shapes alone? Then so are those of its inputs.
+static bool are_meta(Tensor *const *dout, int n) {
+  for (int i = 0; i < n; i++)
+    if (dout[i] && tensor_is_meta(dout[i])) return true;
+  return false;
+}
+
 // The gradients of the inputs in `need`, delivered.
 static Status differentiate(Ctx *ctx, Backward *run, Node *node, Tensor **dout, uint64_t need) {
   if (!need) return ST_OK;
@@ -239,12 +246,13 @@ static Status differentiate(Ctx *ctx, Backward *run, Node *node, Tensor **dout, 
                    .dout = dout,
                    .need = need,
                    .din = din};
+  bool is_dry = are_meta(dout, node->n_out);
   for (int j = 0; j < node->n_in; j++) {
     din[j] = direct[j] = NULL;
     uses[j] = NULL;
     if (!(need >> j & 1)) continue;
     bool adds;
-    TRY(direct_target(ctx, node, j, &direct[j], &adds, &uses[j]));
+    TRY(direct_target(ctx, node, j, is_dry, &direct[j], &adds, &uses[j]));
     for (int k = 0; k < j; k++) // the same target twice in one call: the later one is added after
       if (direct[k] && direct[k] == direct[j]) direct[j] = NULL;
     din[j] = direct[j];
@@ -447,42 +455,57 @@ void backward_delete(Ctx *ctx, Backward *run) {
   free(run);
 }
 
-// Gives an output its gradient: the caller's, or ones.
+// The gradient of an output: the caller's, or ones; on meta where the output is, or would be.
+static Status first_gradient(Ctx *ctx, Tensor *out, Tensor *dout, Tensor **gradient) {
+  TensorSpec spec;
+  tensor_spec(out, &spec);
+  spec.offset = 0;
+  if (!dout && tensor_numel(out) != 1) {
+    char shape[128];
+    return fail_hint(fail(ST_ESHAPE, "backward: %s is not a single number",
+                          format_tensor(shape, sizeof shape, out)),
+                     "take x:sum() or x:mean(), or pass the gradient: x:backward(g)");
+  }
+  if (out->storage ? tensor_is_meta(out) : ctx->dry_run) {
+    spec_row_major(&spec);
+    return tensor_new(ctx, &ctx->meta, &spec, MEM_ACTIVATIONS, gradient);
+  }
+  if (dout) return tensor_detach(ctx, dout, gradient);
+  Tensor *one;
+  TRY(tensor_scalar(ctx, out->dtype, 1, &one));
+  Status status = tensor_alias(ctx, one, &spec, gradient);
+  tensor_release(ctx, one);
+  return status;
+}
+
+// The gradient of a parameter that is itself an output (owned is taken over).
+static Status seed_param(Ctx *ctx, Param *param, Tensor *owned) {
+  GradUse *use = NULL;
+  Status status = ST_OK;
+  if (!tensor_is_meta(owned)) {
+    status = param_place(ctx, param);
+    if (status == ST_OK) status = param_grad_buffer(ctx, param, ctx->place.unit, &use);
+  }
+  if (use) return give_param(ctx, use, owned);
+  tensor_release(ctx, owned);
+  return status;
+}
+
+// Gives an output its gradient.
 static Status seed(Ctx *ctx, Backward *run, Tensor *out, Tensor *dout) {
   if (!out->requires_grad)
     return fail_hint(
         fail(ST_ESTATE, "backward: this value depends on nothing that wants a gradient"),
         "parameters want one; for other tensors say x:requires_grad_()");
   Tensor *gradient;
-  if (dout) {
-    TRY(tensor_detach(ctx, dout, &gradient));
-  } else if (tensor_numel(out) == 1) {
-    Tensor *one;
-    TRY(tensor_scalar(ctx, out->dtype, 1, &one));
-    TensorSpec spec;
-    tensor_spec(out, &spec);
-    spec.offset = 0;
-    Status status = tensor_alias(ctx, one, &spec, &gradient);
-    tensor_release(ctx, one);
-    TRY(status);
-  } else {
-    char shape[128];
-    return fail_hint(fail(ST_ESHAPE, "backward: %s is not a single number",
-                          format_tensor(shape, sizeof shape, out)),
-                     "take x:sum() or x:mean(), or pass the gradient: x:backward(g)");
-  }
+  TRY(first_gradient(ctx, out, dout, &gradient));
   gradient->depends_data = true;
   if (out->node) {
     TRY(accumulate(ctx, &out->node->dout[out->out_index], gradient));
     return schedule(run, out->node);
   }
-  if (!out->param) return give_leaf(ctx, run, out, gradient);
-  GradUse *use;
-  Status status = param_place(ctx, out->param);
-  if (status == ST_OK) status = param_grad_buffer(ctx, out->param, ctx->place.unit, &use);
-  if (status == ST_OK) return give_param(ctx, use, gradient);
-  tensor_release(ctx, gradient);
-  return status;
+  if (out->param) return seed_param(ctx, out->param, gradient);
+  return give_leaf(ctx, run, out, gradient);
 }
 
 static Status run_no_grad(Ctx *ctx, Backward *run, bool walk_params) {

@@ -455,9 +455,38 @@ START_TEST(a_dry_run_places_no_parameter) {
   ck_assert_ptr_null(w->storage);
   ck_assert_int_eq(pool_use(ctx->pool, MEM_PARAMETERS).peak, 0);
   ck_assert(tensor_is_meta(x->grad));
+  Tensor *both[] = {call1(OP_neg, w), w}, *douts[] = {both[0], both[0]};
+  must(backward(ctx, both, douts, 2, BACKWARD_B, NULL)); // from w itself too
+  ck_assert_ptr_null(w->storage);
+  ck_assert_ptr_null(finished_grad(w));
   drop_made();
   tensor_release(ctx, x);
   tensor_release(ctx, w);
+}
+END_TEST
+
+// Shapes alone say nothing of a gradient: a parameter that has its place keeps what it had.
+START_TEST(a_backward_on_meta_gives_no_parameter_a_gradient) {
+  for (int begins_at_param = 0; begins_at_param < 2; begins_at_param++) {
+    Tensor *w = param("w", DT_F32, 2, four), *x;
+    TensorSpec spec = {.dtype = DT_F32, .ndim = 2, .shape = {4, 4}};
+    spec_row_major(&spec);
+    must(param_place(ctx, w->param));
+    must(tensor_new(ctx, &ctx->meta, &spec, MEM_ACTIVATIONS, &x));
+    Tensor *out = begins_at_param ? w : linear(x, w);
+    must(backward(ctx, &out, &x, 1, BACKWARD_B, NULL));
+    out = call1(OP_mean, linear(x, w));
+    must(backward(ctx, &out, NULL, 1, BACKWARD_B, NULL));
+    ck_assert_ptr_null(finished_grad(w));
+    Tensor *sum = call1(OP_sum, w);
+    must(backward(ctx, &sum, NULL, 1, BACKWARD_B, NULL));
+    out = call1(OP_mean, linear(x, w));
+    must(backward(ctx, &out, NULL, 1, BACKWARD_B, NULL));
+    for (int i = 0; i < 16; i++) ck_assert_double_eq(at(finished_grad(w), i), 1);
+    drop_made();
+    tensor_release(ctx, x);
+    tensor_release(ctx, w);
+  }
 }
 END_TEST
 
@@ -773,6 +802,7 @@ Suite *tape_suite(void) {
   tcase_add_test(tcase, backward_needs_one_number_or_a_gradient);
   tcase_add_test(tcase, integers_carry_no_gradient);
   tcase_add_test(tcase, a_list_of_inputs_has_a_limit);
+  tcase_add_test(tcase, a_backward_on_meta_gives_no_parameter_a_gradient);
   tcase_add_test(tcase, a_dry_run_places_no_parameter);
   tcase_add_test(tcase, a_chain_of_100000_nodes_is_released_without_recursion);
   tcase_add_test(tcase, gathering_keeps_values_and_pads);

@@ -181,10 +181,8 @@ static bool slab_new(Pool *pool) {
 // Memory that the pool holds: in blocks, cached ones too, and free in slabs.
 static size_t held(const Pool *pool) { return pool->total.current + pool->cached + pool->spare; }
 
-// A block that no list has free: from a slab or the system.
+// A block that neither a list nor a slab has free: from a new slab or the system.
 static void *new_block(Pool *pool, size_t block_bytes) {
-  void *p = slab_cut(pool, block_bytes);
-  if (p) return p;
   if (block_bytes >= HUGE_PAGE) return huge_alloc(block_bytes);
   bool begins = is_for_slabs(block_bytes) && pool->total.current + pool->cached >= HUGE_PAGE &&
                 held(pool) + SLAB <= pool->limit;
@@ -256,6 +254,12 @@ static Status out_of_memory(Pool *pool, size_t bytes, MemKind kind) {
                    format_bytes(held, sizeof held, pool->use[largest].current), hints[largest]);
 }
 
+// A block from what slabs have free once the lists are empty, or NULL.
+static void *cut_after_trim(Pool *pool, size_t block_bytes) {
+  pool_trim(pool);
+  return slab_cut(pool, block_bytes);
+}
+
 static void account(Pool *pool, size_t rounded, MemKind kind) {
   MemUse *use = &pool->use[kind];
   use->current += rounded;
@@ -277,13 +281,12 @@ static void *take(Pool *pool, size_t rounded, size_t block_bytes, int class) {
   }
   void *p = slab_cut(pool, block_bytes);
   if (p) return p;
-  if (held(pool) + block_bytes > pool->limit && pool->cached >= block_bytes) pool_trim(pool);
-  p = new_block(pool, block_bytes);
-  if (!p && pool->cached) {
-    pool_trim(pool);
-    p = new_block(pool, block_bytes);
-  }
-  return p;
+  if (held(pool) + block_bytes > pool->limit && pool->cached >= block_bytes)
+    p = cut_after_trim(pool, block_bytes);
+  if (!p) p = new_block(pool, block_bytes);
+  if (p || !pool->cached) return p;
+  p = cut_after_trim(pool, block_bytes);
+  return p ? p : new_block(pool, block_bytes);
 }
 
 Status pool_alloc(Pool *pool, size_t bytes, MemKind kind, void **out) {

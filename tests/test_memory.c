@@ -171,6 +171,25 @@ START_TEST(the_end_of_a_slab_is_joined_to_what_is_free_before_it) {
 }
 END_TEST
 
+// At the limit, what lies in the lists is joined, and a block of another size is cut from it.
+START_TEST(what_lists_hold_of_a_slab_is_used_for_another_size) {
+  if (!HAS_SLABS) return;
+  enum { N = 7, SIZE = MIB + MIB / 8, LARGER = 7 * (MIB / 4) };
+  void *held;
+  char *block[N];
+  Pool *pool = pool_with(2 * MIB + SLAB, &held);
+  for (int i = 0; i < N; i++) block[i] = take_block(pool, SIZE);
+  for (int i = 2; i < 4; i++) pool_free(pool, block[i], SIZE, MEM_ACTIVATIONS);
+  char *larger = take_block(pool, LARGER);
+  ck_assert_ptr_eq(larger, block[2]);
+  pool_free(pool, larger, LARGER, MEM_ACTIVATIONS);
+  for (int i = 0; i < N; i++)
+    if (i < 2 || i > 3) pool_free(pool, block[i], SIZE, MEM_ACTIVATIONS);
+  pool_free(pool, held, 2 * MIB, MEM_ACTIVATIONS);
+  pool_delete(pool);
+}
+END_TEST
+
 // Slabs count whole: no second one is begun where the limit has no room for it, though the blocks
 // of the first leave some.
 START_TEST(slabs_count_against_the_limit_whole) {
@@ -203,6 +222,7 @@ Suite *memory_suite(void) {
   tcase_add_test(tcase, slabs_that_are_held_are_used_for_other_sizes);
   tcase_add_test(tcase, the_end_of_a_slab_is_joined_to_what_is_free_before_it);
   tcase_add_test(tcase, trim_gives_memory_back_and_leaves_what_is_held);
+  tcase_add_test(tcase, what_lists_hold_of_a_slab_is_used_for_another_size);
   suite_add_tcase(suite, tcase);
   return suite;
 }

@@ -247,6 +247,34 @@ START_TEST(norms_of_gradients_agree_with_a_plain_sum) {
 }
 END_TEST
 
+static Status no_shape(OpCall *call) { return fail(ST_ENOMEM, "%s: a fault", call->op->name); }
+
+// Else the next update would take its zeros for the weights.
+START_TEST(a_copy_of_bf16_weights_that_cannot_be_filled_is_not_kept) {
+  static const int64_t shape[] = {8};
+  Tensor *w;
+  WeightSet *set;
+  ck_assert_int_eq(param_new(ctx, "w", DT_BF16, 1, shape, &w), ST_OK);
+  Recipe recipe = {.kind = RECIPE_CONSTANT, .a = 0.5};
+  ck_assert_int_eq(param_recipe(ctx, w->param, &recipe), ST_OK);
+  ck_assert_int_eq(weightset_new(ctx, &w->param, 1, 0, 0, 1, &set), ST_OK);
+  const CoreOps *core_ops = ctx->core_ops;
+  Op cast = *core_ops->cast;
+  CoreOps faulty = {.contiguous = core_ops->contiguous, .cast = &cast};
+  cast.shape = no_shape;
+  ctx->core_ops = &faulty;
+  SgdOptions options = {.lr = 1, .grad_scale = 1, .is_first = true};
+  ck_assert_int_eq(optim_prepare(ctx, set, 0), ST_ENOMEM);
+  ck_assert_int_eq(optim_sgd(ctx, set, &options), ST_ENOMEM);
+  ck_assert_uint_eq(pool_use(ctx->pool, MEM_OPTIMIZER).current, 0);
+  ctx->core_ops = core_ops;
+  ck_assert_int_eq(optim_sgd(ctx, set, &options), ST_OK); // the gradient is 0
+  for (int64_t i = 0; i < 8; i++) ck_assert_double_eq(element(w, i), 0.5);
+  weightset_release(ctx, set);
+  tensor_release(ctx, w);
+}
+END_TEST
+
 Suite *reference_suite(void);
 Suite *reference_suite(void) {
   Suite *suite = suite_create("reference");
@@ -255,6 +283,7 @@ Suite *reference_suite(void) {
   tcase_add_test(tcase, ops_agree_with_pytorch);
   tcase_add_test(tcase, every_visible_row_has_a_reference);
   tcase_add_test(tcase, optimizers_agree_with_pytorch);
+  tcase_add_test(tcase, a_copy_of_bf16_weights_that_cannot_be_filled_is_not_kept);
   tcase_add_test(tcase, norms_of_gradients_agree_with_a_plain_sum);
   suite_add_tcase(suite, tcase);
   return suite;

@@ -37,6 +37,8 @@ for impl in $impls; do
   else
     echo "skipped: $impl, a time namespace: none can be made here"
   fi
+  job "$impl: a claim that does not hold is the exit status" 1 '^not ok clocks' \
+    env RILLE_FAKE_CLOCK=1:0.25 "$start" -n 2 "$build/ranks" clock 0.5
   ranks "$impl" env RILLE_FAKE_LINK=20 "$start" -n 2 "$build/ranks" link 20
   ranks "$impl" env RILLE_WAIT=passive "$start" -n 2 "$build/ranks" sleep
   ranks "$impl" env RILLE_FAKE_SLOW=0:1,1:2.5 "$start" -n 2 "$build/ranks" slow 2.5

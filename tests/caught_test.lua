@@ -280,6 +280,42 @@ check.test("Pipeline: a step that is not finite changes no buffer", function()
   check.equal(seen:item(), before)
 end)
 
+-- One that knows of no gradient: those are finite.
+check.test("a step whose loss alone is not finite counts nowhere", function()
+  local off = 0
+  local function loss(y, t)
+    local sum, count = nn.cross_entropy(y, t)
+    return sum + off, count
+  end
+  local trainer, model = make { nonfinite = "skip", loss = loss }
+  trainer:step(batches[1])
+  local before, lr = state_of(trainer, model), trainer.optimizer:lr(2)
+  off = 0 / 0
+  local r = trainer:step(batches[2])
+  check.ok(r.skipped and r.loss ~= r.loss and r.grad_norm == r.grad_norm and r.lr == lr)
+  check.equal(state_of(trainer, model), before)
+  check.equal(trainer.optimizer.steps_done, 1)
+  off = 0
+  judged(function(t, b)
+    off = 0 / 0
+    local good, words = pcall(t.step, t, b)
+    check.ok(tostring(words):find "the loss is nan", tostring(words))
+    off = 0
+    return good, words
+  end, { loss = loss })
+  local unit = Unit(4)
+  local pipe = rille.Pipeline { model = nn.Sequential { unit, nn.Linear { 4, 3 } }, loss = loss,
+    batch = { global = 6, micro = 2 } }
+  pipe:optimizer { "sgd", lr = 0.1 }
+  check.equal(pipe:step(batches[1]).nonfinite, nil)
+  local seen = unit._buffers.seen:item()
+  off = 0 / 0
+  check.equal(pipe:step(batches[2]).nonfinite, "loss")
+  check.equal(unit._buffers.seen:item(), seen)
+  off = 0
+  check.equal(pipe:step { batches[2][1] * (0 / 0), batches[2][2] }.nonfinite, "loss")
+end)
+
 check.test("memory that a failed step held is free", function()
   local trainer = make()
   for _ = 1, 3 do trainer:step(batches[1]) end

@@ -16,6 +16,7 @@ local rille = require "rille"
 local core = rille.core
 local expect = require "rille.expect"
 local fail = require "rille.fail"
+local is_finite = require "rille.is_finite"
 local record = require "rille.record"
 
 local cli = {}
@@ -49,7 +50,7 @@ local types = {
   number = { words = "a number", sign = "X",
     read = function(text)
       local value = tonumber(text)
-      if value and value - value == 0 then return value + 0.0 end
+      if value and is_finite(value) then return value + 0.0 end
     end },
   boolean = { words = "true or false", sign = "true|false",
     read = function(text) return switches[text] end },

@@ -6,6 +6,7 @@ local rille = require "rille"
 local core = rille.core
 local expect = require "rille.expect"
 local fail = require "rille.fail"
+local is_finite = require "rille.is_finite"
 local known = require "rille.known"
 local strict = require "rille.strict"
 
@@ -304,6 +305,13 @@ function Optimizer:apply(scale, total)
   return lr
 end
 
+--- One update by gradients whose norm, multiplied by `scale`, is `norm`: they are clipped, if that
+--- was asked for; returns the learning rate.
+function Optimizer:update(norm, scale, total)
+  if self.clip and norm > self.clip then scale = scale * (self.clip / norm) end
+  return self:apply(scale, total)
+end
+
 --- One update. scale multiplies the gradients (default 1); returns the norm of the scaled gradients
 --- before clipping, and the learning rate. With skip_nonfinite, a norm that is not finite changes
 --- nothing. norms: the whole model's, where other ranks have a part of it.
@@ -312,10 +320,9 @@ function Optimizer:step(scale, total, skip_nonfinite, norms)
   expect("step", "total", total, "number?")
   scale = scale or 1
   local norm = self:norm_of(norms or self:norms()) * scale
-  local finite = norm - norm == 0
+  local finite = is_finite(norm)
   if not finite and skip_nonfinite then return norm, self:lr(self.steps_done + 1, total), false end
-  if self.clip and norm > self.clip then scale = scale * (self.clip / norm) end
-  return norm, self:apply(scale, total), finite
+  return norm, self:update(norm, scale, total), finite
 end
 
 local MASTER = 2 -- the state index of the f32 copy of bf16 weights

@@ -9,6 +9,7 @@ local rille = require "rille"
 local core = rille.core
 local nn = require "rille.nn"
 local fail = require "rille.fail"
+local is_finite = require "rille.is_finite"
 local layouts = require "rille.layout"
 local optim = require "rille.optim"
 local known = require "rille.known"
@@ -26,8 +27,6 @@ local Pipeline = {}
 Pipeline.__index = Pipeline
 
 -- ---- a pass
-
-local function is_finite(x) return x - x == 0 end
 
 -- This rank's part of what a step gives.
 local function my_sums(self, norms)
@@ -102,6 +101,22 @@ function Pipeline:communication()
   return by_axis
 end
 
+--- What a step comes to, by what the ranks have told.
+---@param sums table as wait() of report() gives them
+---@return {loss: number, count: number, losses: table, scale: number, norms: table,
+---  grad_norm: number, nonfinite: string?} scale: what the gradients are to be multiplied by;
+---  grad_norm: the norm of the scaled gradients; nonfinite: "loss" or "grad_norm", which of the two
+---  is not finite: such a step does not count
+function Pipeline:outcome(sums)
+  local loss, scale = targets.finish(self.loss, sums)
+  local norm = self.own_optimizer:norm_of(sums.norms) * scale
+  return {
+    loss = loss, count = sums.count, losses = sums.added, scale = scale, norms = sums.norms,
+    grad_norm = norm,
+    nonfinite = not is_finite(loss) and "loss" or not is_finite(norm) and "grad_norm" or nil,
+  }
+end
+
 -- Replicas have seen other samples, tp ranks maybe other parts of time: buffers take the mean.
 local function average(self, is_changed)
   local tp = self.layout.tp
@@ -116,7 +131,7 @@ local function average(self, is_changed)
 end
 
 --- A step counts, on all ranks: what its forward passes changed in buffers is put in place, in the
---- order of microbatches, and update(), if there is one, called, whose results it returns. An error
+--- order of microbatches, and update(), if there is one, called, whose result it returns. An error
 --- in either puts the old values back.
 function Pipeline:accept(update)
   local staged, before, is_changed = self.staged or {}, {}, {}
@@ -142,10 +157,9 @@ function Pipeline:accept(update)
     change.apply()
   end
   average(self, is_changed)
-  local norm, lr, finite
-  if update then norm, lr, finite = update() end -- as Optimizer:step gives them
+  local result = update and update()
   self.is_broken = false
-  return norm, lr, finite
+  return result
 end
 
 -- This replica's microbatches of a global batch whose first sample has the global index `at`.
@@ -320,8 +334,7 @@ end
 --- A whole step but for the update, of a loop of one's own: gradients are zeroed, filled, reduced.
 --- From a loss or gradients that are not finite nothing is put into buffers.
 ---@param batch table {inputs, targets}
----@return table {loss, count, scale = what the gradients are to be multiplied by, norms = for
---- Optimizer:step, losses = added ones by name}, the same on every rank
+---@return table as outcome() gives it, the same on every rank; norms are for Optimizer:step
 function Pipeline:step(batch)
   if not self.own_optimizer then
     fail("Pipeline:step: make the optimizer first, pipe:optimizer{\"adamw\", ...}: it lays the "
@@ -336,17 +349,14 @@ function Pipeline:step(batch)
   local _ <close> = self:begin_step(step)
   self.own_optimizer:zero_grad()
   self:forward_backward(batch, self.samples_seen or 0)
-  local sums = self:report(self.own_optimizer:norms()).wait(true)
-  local loss, scale = targets.finish(self.loss, sums)
-  local norm = self.own_optimizer:norm_of(sums.norms) * scale
-  if is_finite(loss) and is_finite(norm) then self:accept() end
+  local outcome = self:outcome(self:report(self.own_optimizer:norms()).wait(true))
+  if not outcome.nonfinite then self:accept() end
   self.staged = nil
   self.samples_seen = (self.samples_seen or 0) + targets.samples(batch)
   self.steps_taken = step
   core.end_step()
-  if self.recorder then self.recorder:told(step, loss, norm) end
-  return { loss = loss, count = sums.count, losses = sums.added, norms = sums.norms,
-    scale = scale }
+  if self.recorder then self.recorder:told(step, outcome.loss, outcome.grad_norm) end
+  return outcome
 end
 
 -- Forward passes of pieces that this replica runs, as many at a time as the schedule has.

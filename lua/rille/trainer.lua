@@ -8,6 +8,7 @@ local checkpoint = require "rille.checkpoint"
 local expect = require "rille.expect"
 local export = require "rille.export"
 local fail = require "rille.fail"
+local is_finite = require "rille.is_finite"
 local nn = require "rille.nn"
 local targets = require "rille.targets"
 local trainer_options = require "rille.trainer_options"
@@ -111,8 +112,7 @@ end
 
 -- What a step gives, where the other ranks have not told yet: reading a field waits for them.
 local Pending = {}
-local told = { loss = true, grad_norm = true, count = true, losses = true, skipped = true,
-  stop = true }
+local told = { loss = true, grad_norm = true, count = true, losses = true, stop = true }
 function Pending.__index(r, key)
   local complete = told[key] and rawget(r, "complete")
   if not complete then return nil end
@@ -138,38 +138,47 @@ local function check_sums(self, sums, step, scale)
   end
 end
 
+-- The learning rate of an update that is not made.
+local function lr_of_next(self)
+  return self.optimizer:lr(self.optimizer.steps_done + 1, self.total)
+end
+
+-- Puts what all ranks have told into r; returns it.
+local function judge(self, r, sums, together, scale)
+  check_sums(self, sums, r.step, scale)
+  local outcome = self.pipeline:outcome(sums)
+  r.loss, r.count, r.losses, r.stop = outcome.loss, outcome.count, outcome.losses, sums.stop
+  r.grad_norm = outcome.grad_norm
+  if outcome.nonfinite and self.nonfinite == "stop" then
+    self:stop_nonfinite(r, outcome.nonfinite, together)
+  end
+  r.skipped = outcome.nonfinite ~= nil
+  return outcome
+end
+
 -- The update with everything known: scale, check, clip.
 local function update_when_told(self, r, sums)
-  local skip = self.nonfinite == "skip"
-  check_sums(self, sums, r.step)
-  local loss, scale = targets.finish(self.loss, sums)
-  r.loss, r.count, r.losses, r.stop = loss, sums.count, sums.added, sums.stop
-  if r.loss - r.loss ~= 0 and not skip then
-    self:stop_nonfinite(r, "the loss", r.loss, true)
-  end
-  local norm = self.optimizer:norm_of(sums.norms) * scale
-  local finite = norm - norm == 0
-  if not finite and not skip then self:stop_nonfinite(r, "the gradient norm", norm, true) end
-  local function update() return self.optimizer:step(scale, self.total, true, sums.norms) end
-  if finite then
-    r.grad_norm, r.lr = self.pipeline:accept(update)
-  else
+  local outcome = judge(self, r, sums, true)
+  if r.skipped then
     self.pipeline.staged = nil
-    r.grad_norm, r.lr = update()
+    r.lr = lr_of_next(self)
+    return
   end
-  r.skipped = not finite
+  r.lr = self.pipeline:accept(function()
+    return self.optimizer:update(outcome.grad_norm, outcome.scale, self.total)
+  end)
 end
 
 local function all_finite(norms)
   for _, norm in ipairs(norms) do
-    if norm[2] - norm[2] ~= 0 then return false end
+    if not is_finite(norm[2]) then return false end
   end
   return true
 end
 
 -- The update at once, by what this rank knows; the rest of r comes when the others have told. What
--- is not finite is not applied: from a loss that is not finite every gradient is not, so all ranks
--- keep the weights that made it.
+-- is not finite is not applied: from outputs that are not finite no gradient is finite, so all ranks
+-- keep the weights that made them.
 local function update_in_advance(self, r, norms, report, scale)
   if self.pipeline.staged and #self.pipeline.staged > 0 then
     fail("a module has declared a buffer after the trainer was made\n  hint: declare it in init")
@@ -177,20 +186,12 @@ local function update_in_advance(self, r, norms, report, scale)
   if all_finite(norms) then
     r.lr = self.optimizer:apply(scale, self.total)
   else
-    r.lr = self.optimizer:lr(self.optimizer.steps_done + 1, self.total)
+    r.lr = lr_of_next(self)
   end
-  r.skipped = false
+  r.skipped = false -- or an error
   r.complete = function(together)
     r.complete = nil
-    local sums = report.wait(together)
-    check_sums(self, sums, r.step, scale)
-    r.loss, r.count, r.losses = (targets.finish(self.loss, sums)), sums.count, sums.added
-    r.stop = sums.stop
-    r.grad_norm = self.optimizer:norm_of(sums.norms) * scale
-    if r.loss - r.loss ~= 0 then self:stop_nonfinite(r, "the loss", r.loss, together) end
-    if r.grad_norm - r.grad_norm ~= 0 then
-      self:stop_nonfinite(r, "the gradient norm", r.grad_norm, together)
-    end
+    judge(self, r, report.wait(together), together, scale)
     r.batch = nil
   end
   setmetatable(r, Pending)
@@ -227,8 +228,10 @@ function Trainer:update(batch, step)
   return r
 end
 
-function Trainer:stop_nonfinite(r, what, value, together)
-  local words = explain_nonfinite(self, r, what, value, together)
+-- which: the field of r that is not finite.
+function Trainer:stop_nonfinite(r, which, together)
+  local what = which == "loss" and "the loss" or "the gradient norm"
+  local words = explain_nonfinite(self, r, what, r[which], together)
   core.end_step()
   error(setmetatable({ code = 3, words = words }, {
     __tostring = function(e) return e.words end,

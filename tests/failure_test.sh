@@ -46,6 +46,47 @@ end
 print("done")
 END
 
+# The update of step 3 fails on rank 1 of 2; or a buffer is declared when the trainer has been made,
+# which that rank alone uses in a pipeline, and both do as replicas.
+cat >"$work/update.lua" <<'END'
+local rille = require "rille"
+local nn, what, axis, catches = rille.nn, ...
+local is_here, step = rille.core.rank == 1, 0
+local function fault(of)
+  if what == of and is_here and step == 3 then error("the cause", 0) end
+end
+local Unit = nn.class "Unit"
+function Unit:init()
+  self.linear = nn.Linear { 4, 4 }
+  if what == "buffer" then self:buffer("seen", rille.zeros { 1 }) end
+end
+function Unit:forward(x)
+  if self._buffers.seen then
+    self:update_buffer("seen", function(old)
+      fault "buffer"
+      return old + 1
+    end)
+  end
+  return self.linear(x)
+end
+local last = Unit()
+local function rate()
+  fault "advance"
+  fault "clip"
+  return 1
+end
+local trainer = rille.Trainer { model = nn.Sequential { nn.Linear { 4, 4 }, last }, loss = nn.mse,
+  optimizer = { "sgd", lr = 0.1, clip = what == "clip" and 1 or nil, schedule = rate }, log = 0,
+  batch = { 4, 2 }, parallel = { [axis] = 2 } }
+if what == "late" then last:buffer("seen", rille.zeros { 1 }) end
+local x = rille.ones(4, 4)
+for k = 1, 6 do
+  step = k
+  if catches then pcall(trainer.step, trainer, { x, x }) else trainer:step { x, x } end
+end
+print "done"
+END
+
 begin='^rille: rank 1 of 3 \(node [^ ]+, pp 1\), in step 2: .*one.lua:[0-9]+: '
 waits='^rille: rank [02] of 3 \(node [^ ]+, pp [02]\), in step 3(, and 1 other rank)?: .*one.lua:[0-9]+: '
 for impl in $impls; do
@@ -79,6 +120,18 @@ for impl in $impls; do
   job "$on ... nor where the script catches the error" 1 'a message from rank . has not the' \
     "$rille" -n 3 "$work/one.lua" caught
   job "$on errors on all ranks, in other words" 1 'the cause of rank' "$rille" -n 3 "$work/one.lua" errors
+  for axis in pp dp; do
+    for what in advance clip buffer late; do
+      claim="$on an update that fails on one rank ($axis, $what)"
+      there="^rille: rank 1 of 2 .node [^ ]+, $axis 1., in the script: " words='the cause$'
+      [ $what = late ] && words='.*a module has declared a buffer after the trainer was made$'
+      [ $axis-$what = dp-late ] && there='^rille: '
+      job "$claim" 1 "$there$words" "$rille" -n 2 "$work/update.lua" $what $axis
+      also "$claim: ... and only that" 1 '^rille: '
+      job "$claim: ... nor does a script go on that catches it" 1 \
+        "${there}an earlier step failed on this rank" "$rille" -n 2 "$work/update.lua" $what $axis yes
+    done
+  done
   export RILLE_STALL_TIMEOUT=1.5
   job "$on an endless loop" 1 "$stalled" "$rille" -n 3 "$work/one.lua" loop
   also "$on ... and the rank itself says where it hangs" 1 \

@@ -130,6 +130,15 @@ local function average(self, is_changed)
   end
 end
 
+--- fn(), in which this rank may fail alone, after the others have gone on: a script that catches
+--- the error cannot run another step with them.
+function Pipeline:alone(fn)
+  self.is_broken = true
+  local result = fn()
+  self.is_broken = false
+  return result
+end
+
 --- A step counts, on all ranks: what its forward passes changed in buffers is put in place, in the
 --- order of microbatches, and update(), if there is one, called, whose result it returns. An error
 --- in either puts the old values back.
@@ -147,19 +156,18 @@ function Pipeline:accept(update)
     if a.mb ~= b.mb then return a.mb < b.mb end
     return a.order < b.order
   end)
-  self.is_broken = true
-  for _, change in ipairs(staged) do
-    local buffer = change.buffer
-    if not is_changed[buffer] then
-      is_changed[buffer] = true
-      table.insert(before, { buffer, buffer:detach():clone() })
+  return self:alone(function()
+    for _, change in ipairs(staged) do
+      local buffer = change.buffer
+      if not is_changed[buffer] then
+        is_changed[buffer] = true
+        table.insert(before, { buffer, buffer:detach():clone() })
+      end
+      change.apply()
     end
-    change.apply()
-  end
-  average(self, is_changed)
-  local result = update and update()
-  self.is_broken = false
-  return result
+    average(self, is_changed)
+    return update and update()
+  end)
 end
 
 -- This replica's microbatches of a global batch whose first sample has the global index `at`.

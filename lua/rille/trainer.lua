@@ -177,17 +177,15 @@ local function all_finite(norms)
 end
 
 -- The update at once, by what this rank knows; the rest of r comes when the others have told. What
--- is not finite is not applied: from outputs that are not finite no gradient is finite, so all ranks
--- keep the weights that made them.
+-- is not finite is not applied: from outputs that are not finite no gradient is finite, so all
+-- ranks keep the weights that made them.
 local function update_in_advance(self, r, norms, report, scale)
-  if self.pipeline.staged and #self.pipeline.staged > 0 then
-    fail("a module has declared a buffer after the trainer was made\n  hint: declare it in init")
-  end
-  if all_finite(norms) then
-    r.lr = self.optimizer:apply(scale, self.total)
-  else
-    r.lr = lr_of_next(self)
-  end
+  r.lr = self.pipeline:alone(function()
+    if self.pipeline.staged and #self.pipeline.staged > 0 then
+      fail("a module has declared a buffer after the trainer was made\n  hint: declare it in init")
+    end
+    return all_finite(norms) and self.optimizer:apply(scale, self.total) or lr_of_next(self)
+  end)
   r.skipped = false -- or an error
   r.complete = function(together)
     r.complete = nil

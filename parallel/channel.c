@@ -374,10 +374,7 @@ Status channel_expect(Channel *channel, const Action *action, Parcel **const *wh
   return post(channel);
 }
 
-void channel_consumed(Channel *channel) {
-  channel->consumed++;
-  if (channel->status == ST_OK) keep(channel, post(channel));
-}
+void channel_consumed(Channel *channel) { channel->consumed++; }
 
 bool channel_idle(const Channel *channel) {
   return !channel->first && channel->arrived == channel->expected;

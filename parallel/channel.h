@@ -57,7 +57,7 @@ Status channel_send(Channel *channel, Action action, Parcel *parcel);
 void channel_progress(Channel *channel);
 Status channel_check(Channel *channel);
 
-// The consumer has taken one of the received parcels: another may be posted.
+// The consumer has taken one of the received parcels: channel_progress may post another.
 void channel_consumed(Channel *channel);
 
 // Whether all that was sent is out and all that was expected is here.

@@ -6,12 +6,12 @@
 // For each schedule, p and m: the simulated makespan of the times that the stages are to take, with
 // messages that take none, the best and the median measured one over it; and how far the actions of
 // all ranks start from where a simulation has them, in the median: with the times that the stages
-// are to take, and messages that take what one took in a measurement before. Both are in seconds
-// since the first start. All ranks are on one machine, so their clocks agree.
+// are to take, and a hop that takes what one took before (measure_hop). Both are in seconds since
+// the first start. All ranks are on one machine, so their clocks agree.
 //
 // In turn with each round a bare loop runs the same list over the same sleeps: memory that all
 // ranks have mapped in place of messages, a futex a rank in place of everything else. It is what
-// the machine allows, and is measured and simulated in the same way, with its own messages' time.
+// the machine allows, and is measured and simulated in the same way, with its own hop's time.
 //
 // The sleeps are the instrument's, so what they do wrong is kept out, with the bare loop too:
 //  - A core without work halts, and takes longer to wake than one that computes. And some hosts of
@@ -127,11 +127,10 @@ static void warm_end(void) {
 
 enum { SPIN_US = 40, NAP_US = 500 };
 
-// Sleeps until `seconds` are over that began `late` ago, and lets messages move on as kernels do
-// between their blocks. A sleeper wakes late: the last part is spent awake. Returns how late it
-// ends.
-static double work(double seconds, double late) {
-  double end = clock_now() + seconds - late, left;
+// Sleeps until `end`, and lets messages move on as kernels do between their blocks. A sleeper wakes
+// late: the last part is spent awake. Returns how late it ends, in seconds.
+static double sleep_until(double end) {
+  double left;
   while ((left = end - clock_now()) > 0) {
     double nap = left - SPIN_US * 1e-6;
     if (nap > 0) poll_run();
@@ -143,8 +142,8 @@ static double work(double seconds, double late) {
 }
 
 // How much earlier a stage would have started if no sleep had ended late: its rank by `own`, and
-// what it takes in by `sent_late`, which came `ahead` seconds before the rank was ready (if less
-// than 0, the rank waited).
+// what it takes in by `sent_late`, which was sent `ahead` seconds before the rank was ready (if
+// less than 0, after).
 static double late_start(double own, double sent_late, double ahead) {
   double late = ahead < 0 ? fmin(own - ahead, sent_late) : fmin(own, ahead + sent_late);
   return late > 0 ? late : 0;
@@ -158,42 +157,45 @@ typedef struct Stage {
   const Action *first; // of this rank's row
 } Stage;
 
-// Works; what it takes in is in `port`, if n > 0.
-static void take_and_work(Stage *stage, const Port *port, int n, double seconds) {
+// Works from the start of the action on; what it takes in is in `port`, if n > 0.
+static void work(Stage *stage, const Port *port, int n, double seconds) {
   double late = stage->late;
+  const ExecSpan *span = &exec_spans(stage->exec)[exec_now(stage->exec) - stage->first];
   if (n > 0) {
-    const ExecSpan *span = &exec_spans(stage->exec)[exec_now(stage->exec) - stage->first];
-    double ahead = span->waited > 0 ? -span->waited : span->start - port->parcel->arrived;
-    late = late_start(late, port->parcel->note, ahead);
+    double ready = span->start - span->waited;
+    late = late_start(late, port->parcel->note, ready - port->parcel->sent);
   }
-  stage->late = work(seconds, late);
+  stage->late = sleep_until(span->start + seconds - late);
 }
 
-static Status put(Stage *stage, Port *port) {
-  port->parcel->n = 1;
-  port->parcel->wants_grad[0] = true;
-  port->parcel->note = stage->late;
-  return tensor_scalar(stage->ctx, DT_F32, 1, &port->parcel->value[0]);
+// What a stage gives is made within its time, like that of any other.
+static Status make(Stage *stage, Parcel *parcel) {
+  parcel->n = 1;
+  parcel->wants_grad[0] = true;
+  return tensor_scalar(stage->ctx, DT_F32, 1, &parcel->value[0]);
 }
 
 static Status forward(void *user, StageCall *call) {
   Stage *stage = user;
-  take_and_work(stage, call->in, call->n_in, stage->seconds);
-  return call->n_out ? put(stage, &call->out[0]) : ST_OK;
+  if (call->n_out) TRY(make(stage, call->out[0].parcel));
+  work(stage, call->in, call->n_in, stage->seconds);
+  if (call->n_out) call->out[0].parcel->note = stage->late;
+  return ST_OK;
 }
 
 static Status backward(void *user, StageCall *call) {
   Stage *stage = user;
-  double seconds = call->kind == ACTION_I ? stage->seconds : 2 * stage->seconds;
-  take_and_work(stage, call->out, call->n_out, seconds);
-  return call->n_in ? put(stage, &call->in[0]) : ST_OK;
+  if (call->n_in) TRY(make(stage, call->in[0].parcel));
+  work(stage, call->out, call->n_out, (call->kind == ACTION_I ? 1 : 2) * stage->seconds);
+  if (call->n_in) call->in[0].parcel->note = stage->late;
+  return ST_OK;
 }
 
 static Status wgrad(void *user, int stage, int mb) {
+  Stage *s = user;
   (void)stage;
   (void)mb;
-  Stage *s = user;
-  s->late = work(s->seconds, s->late);
+  work(s, NULL, 0, s->seconds);
   return ST_OK;
 }
 
@@ -261,15 +263,16 @@ static void bare_send(const Bare *bare, Action action, int to, double late) {
   if (atomic_load(&peer->is_asleep)) syscall(SYS_futex, &peer->bell, FUTEX_WAKE, 1, NULL, NULL, 0);
 }
 
-// Waits for a message. Returns it.
+// Waits for a message, as comm_sleep does: what sleeps for long wakes slowly. Returns it.
 static const BareMessage *bare_wait(const Bare *bare, Action action) {
+  static const struct timespec limit = {0, 1000000};
   BareMessage *message = bare_message(bare, action);
   BareRank *me = &bare->ranks[bare->rank];
   for (;;) {
     uint32_t bell = atomic_load(&me->bell);
     if (atomic_load(&message->round) == bare->round) return message;
     atomic_store(&me->is_asleep, 1);
-    syscall(SYS_futex, &me->bell, FUTEX_WAIT, bell, NULL, NULL, 0);
+    syscall(SYS_futex, &me->bell, FUTEX_WAIT, bell, &limit, NULL, 0);
     atomic_store(&me->is_asleep, 0);
   }
 }
@@ -302,7 +305,8 @@ static void bare_run(Bare *bare, const SchedRow *row, double seconds, ExecSpan *
       late = late_start(own, message->late, ready - message->sent);
     }
     span[i].start = clock_now();
-    own = work(action.kind == ACTION_B ? 2 * seconds : seconds, late);
+    double whole = action.kind == ACTION_B ? 2 * seconds : seconds;
+    own = sleep_until(span[i].start + whole - late);
     span[i].end = clock_now();
   }
 }
@@ -338,51 +342,6 @@ done:
   free(mine);
   free(all);
   return status;
-}
-
-// ---- the machine
-
-enum { HOPS = 80 };
-
-// One message from `from` to the next rank.
-static Status send_one(Comm *comm, Bare *bare, int from, double *taken) {
-  Action action = {comm->rank == from ? ACTION_SEND_F : ACTION_RECV_F, comm->rank, 0,
-                   comm->rank == from ? from + 1 : from};
-  double sent = clock_now();
-  CommRequest *request;
-  if (bare && comm->rank == from) {
-    bare_send(bare, action, from + 1, 0);
-  } else if (bare) {
-    sent = bare_wait(bare, action)->sent;
-  } else if (comm->rank == from) {
-    TRY(comm_send(comm, from + 1, CHANNEL_PAYLOAD, &sent, sizeof sent, NULL, &request));
-    TRY(comm_wait(comm, request));
-  } else {
-    TRY(comm_recv(comm, from, CHANNEL_PAYLOAD, &sent, sizeof sent, NULL, &request));
-    TRY(comm_wait(comm, request));
-  }
-  *taken = clock_now() - sent;
-  return ST_OK;
-}
-
-// Seconds from a send to the end of the wait of a rank that has waited for a stage's time, where
-// half of the ranks send at once: the median. `bare`: of the bare loop; NULL: of comm.
-static Status measure_hop(Comm *comm, Bare *bare, double seconds, double *out) {
-  double taken[HOPS];
-  int n = 0, me = comm->rank;
-  warm_begin();
-  for (int i = 0; i < HOPS; i++) {
-    if (bare) bare->round++;
-    TRY(comm_barrier(comm));
-    if (me % 2 == i % 2 && me + 1 < comm->size) {
-      work(seconds, 0);
-      TRY(send_one(comm, bare, me, &taken[n]));
-    } else if (me % 2 != i % 2 && me > 0) {
-      TRY(send_one(comm, bare, me - 1, &taken[n++]));
-    }
-  }
-  warm_end();
-  return median_of_all(comm, taken, n, out);
 }
 
 // ---- one case
@@ -524,7 +483,24 @@ static void print_case(const Comm *comm, const Case *c, const Options *o, const 
   fflush(stdout);
 }
 
-// ---- what an action costs
+// ---- what a message and an action cost
+
+enum { HOP_ROUNDS = 9 };
+
+// Seconds from the end of a stage to the start of the next one on another rank, where that waits:
+// of one microbatch that goes through all stages and back, the median of some rounds.
+static Status measure_hop(Ctx *ctx, Comm *comm, Bare *bare, double seconds, double *hop) {
+  Case c = {sched_find("1f1b"), comm->size, 1, seconds, {0, 0}};
+  Result result[HOP_ROUNDS];
+  double each[HOP_ROUNDS];
+  TRY(run_case(ctx, comm, &c, bare, HOP_ROUNDS, result));
+  for (int k = 0; k < RUNNERS; k++) {
+    for (int i = 0; i < HOP_ROUNDS; i++)
+      each[i] = (result[i].measured[k] - result[i].predicted) / (2 * comm->size - 2);
+    hop[k] = median(each, HOP_ROUNDS);
+  }
+  return ST_OK;
+}
 
 static Status print_overhead(Ctx *ctx, Comm *comm, const Options *o) {
   Case c = {sched_find("1f1b"), comm->size, 64, 0, {0, 0}};
@@ -548,8 +524,7 @@ static Status run_group(Ctx *ctx, Comm *group, const Options *o) {
   TRY(print_overhead(ctx, group, o));
   if (group->size <= 2) return ST_OK;
   TRY(bare_open(group, 2 * group->size, ms[1], &bare));
-  TRY(measure_hop(group, NULL, o->seconds, &c.hop[EXEC]));
-  TRY(measure_hop(group, &bare, o->seconds, &c.hop[BARE]));
+  TRY(measure_hop(ctx, group, &bare, o->seconds, c.hop));
   if (group->rank == 0)
     printf(o->json ? "{\"p\":%d,\"hop_us\":%.1f,\"bare_hop_us\":%.1f}\n"
                    : "%d ranks: a message takes %.0f us, in the bare loop %.0f us\n",

@@ -92,7 +92,7 @@ mpi_libs = $(filter -L% -l%,$(MPI_FLAGS_$1))
 PLUGINS := $(MPI_IMPLS:%=$B/rille_mpi_%.so)
 
 LIB := $(if $(LIB_SRC),$B/librille.so)
-PROGRAM := $(if $(wildcard lua/main.c),$B/rille build/rille $B/rille.so)
+PROGRAM := $(if $(wildcard lua/main.c),$B/rille $(if $(filter release,$(CONFIG)),build/rille) $B/rille.so)
 FUZZ := $(FUZZ_SRC:tests/%.c=$B/%)
 TESTS := $(if $(TEST_SRC),$B/tests $B/ranks)
 
@@ -170,7 +170,7 @@ $B/rille: $(MAIN_OBJ) $(BIND_OBJ) $B/librille.so $B/links
 $B/rille.so: $(BIND_OBJ) $B/librille.so $B/links
 	$(call link,-shared $(RPATH) $(BIND_OBJ) -L$B -lrille -lm)
 build/rille: force | $B/rille
-	@ln -sfn $(CONFIG)/rille $@
+	@ln -sfn release/rille $@
 define mpi_rule
 $O/parallel/comm_mpi.$1.o: parallel/comm_mpi.c $B/flags; $$(call compile,$$(call mpi_cflags,$1) -DRILLE_MPI='"$1"')
 $B/rille_mpi_$1.so: $O/parallel/comm_mpi.$1.o $B/librille.so $B/links

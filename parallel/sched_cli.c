@@ -309,7 +309,9 @@ static void print_figures(const SchedOut *out, const Sched *sched, const SchedSi
     if (i == 0 || depth < least) least = depth;
     if (depth > most) most = depth;
   }
-  if (report->depths > 0) sched_print(out, "posted receives     %d to %d a channel\n", least, most);
+  if (report->depths > 0)
+    sched_print(out, "posted receives     %d to %d a channel (for messages that come early)\n", least,
+                most);
   if (*sched->warning) sched_print(out, "warning             %s\n", sched->warning);
 }
 

@@ -341,7 +341,7 @@ void sched_print_report(const SchedOut *out, const Sched *sched, const SchedRepo
       sched_print(out, "; 8 does not (%s on rank %d): gradients are equal to rounding only\n",
                   sched_name(action[report->at.index]).text, report->at.rank);
     } else
-      sched_print(out, ", and 8\n");
+      sched_print(out, "; so does 8: gradients have one process's bits\n");
     return;
   }
   sched_print(out, "%s breaks invariant %d: %s\n", sched->name, report->broken,

@@ -111,7 +111,7 @@ tp ranks add' \
   # Of 28 parameters 13 are cut, one of them used twice; 5 units; 2 microbatches. A step: P 13 * 2 + 15,
   # G (14 * 2 + 15) * 2, F 5 * 2 * 2, L 2; less 3 gradients of bytes from 128 on that stay 0.
   says 'tp 2 and tp 2 with pp 2: equal bit for bit, each rank its parts' 0 'equal bit for bit: 2 steps, 295 values' \
-    "$rille" verify scripts/train_gpt.lua --a 'tp=2' --b 'tp=2 pp=2 pipeline=zbv' --steps 2 $tiny
+    "$rille" verify scripts/train_gpt.lua --a 'tp=2' --b 'tp=2 pp=2 pp-schedule=zbv' --steps 2 $tiny
 }
 cat >"$work/cut.lua" <<'LUA'
 local rille = require "rille"

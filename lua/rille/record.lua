@@ -47,13 +47,14 @@ function record.split_of(text)
   return list
 end
 
---- "pp=4 pipeline=zbv" -> {pp = 4, pipeline = "zbv"}: the Trainer's option `parallel`.
+--- "pp=4 pipeline=zbv" (or pp-schedule=zbv) -> {pp = 4, pipeline = "zbv"}: the Trainer's option `parallel`.
 ---@param text string
 function record.parse_layout(text)
   local parallel, last = {}, nil
   for word in text:gmatch("%S+") do
     local name, value = word:match("^([%w_-]+)=(.+)$")
     name = name and name:gsub("-", "_")
+    if name == "pp_schedule" then name = "pipeline" end -- as the command line has it
     if name and numbers[name] and math.tointeger(tonumber(value)) then
       parallel[name] = math.tointeger(tonumber(value))
     elseif name == "sequence_parallel" and (value == "true" or value == "false") then

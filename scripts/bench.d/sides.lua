@@ -35,7 +35,7 @@ end
 function sides.prepare(o)
   o.scratch = capture("mktemp -d")
   assert(o.scratch ~= "", "no temporary folder")
-  o.rille = "build/rille"
+  o.rille = o.build .. "/rille"
   o.torch = capture(quote(o.python) .. " -c 'import torch; print(torch.__version__)'")
   local reason
   o.probe, reason = compile(o, "probe.c", "-O3")

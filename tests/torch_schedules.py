@@ -13,6 +13,7 @@ Needs torch 2.9 or newer; it is no dependency of Rille and CI does not run this.
 """
 import csv
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -121,10 +122,8 @@ def descending(text):
              for cell in row] for row in rows]
 
 
-def main(command):
-    os.makedirs(GOLDEN, exist_ok=True)
-    for old in os.listdir(GOLDEN):
-        os.remove(os.path.join(GOLDEN, old))
+def compare(command, folder):
+    """Writes torch's files and RESULT to folder. Whether somebody refuses something."""
     loaded = 0
     lines, same, turned, different, refused = [], {}, {}, {}, {}
     for name, alias, p, v, m in cases():
@@ -145,7 +144,7 @@ def main(command):
         is_turned = name == "bfs" and rows == descending(text)
         kind = same if is_same else turned if is_turned else different
         kind.setdefault(name, []).append((p, v or 1, m))
-        path = os.path.join(GOLDEN, f"{name}_p{p}_v{v or 1}_m{m}.csv")
+        path = os.path.join(folder, f"{name}_p{p}_v{v or 1}_m{m}.csv")
         with open(path, "w", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows(rows)
         check = subprocess.run(command + [path], capture_output=True, text=True)
@@ -154,7 +153,7 @@ def main(command):
         keep = (p, m) in ((2, 4), (3, 6), (4, 8), (4, 9))
         if not keep:
             os.remove(path)
-    with open(os.path.join(GOLDEN, "RESULT"), "w") as out:
+    with open(os.path.join(folder, "RESULT"), "w") as out:
         print(f"torch {torch.__version__}, Python {sys.version.split()[0]}", file=out)
         print(f"ours there: {loaded} loaded, validated, lowered and simulated by torch", file=out)
         for name in dict.fromkeys(n for n, *_ in cases()):
@@ -166,8 +165,17 @@ def main(command):
             if different.get(name):
                 print("  different (p, v, m): " + " ".join(map(str, different[name])), file=out)
         print(*(lines or ["nothing refused on either side"]), sep="\n", file=out)
-    print(open(os.path.join(GOLDEN, "RESULT")).read(), end="")
     return bool(lines)
+
+
+def main(command):
+    with tempfile.TemporaryDirectory() as folder:
+        is_refused = compare(command, folder)
+        shutil.rmtree(GOLDEN, ignore_errors=True)
+        shutil.copytree(folder, GOLDEN)
+    with open(os.path.join(GOLDEN, "RESULT"), encoding="utf-8") as result:
+        print(result.read(), end="")
+    return is_refused
 
 
 if __name__ == "__main__":

@@ -713,7 +713,7 @@ static int list_types(lua_State *L) {
   return 1;
 }
 
-// sched_find(name or alias) -> the name; or nil and the nearest
+// sched_find(name or alias) -> the name; or nil and the nearest, nil if none is near
 static int find_type(lua_State *L) {
   const char *name = luaL_checkstring(L, 1);
   const SchedType *type = sched_find(name);

@@ -243,7 +243,7 @@ const SchedType *sched_types(int *count);
 // By name or alias, in any case; NULL if there is none, or if the alias stands for fewer chunks.
 const SchedType *sched_find(const char *name);
 
-// The known schedule or alias with the nearest spelling.
+// The known schedule or alias with the nearest spelling; NULL if none is near.
 const char *sched_nearest(const char *name);
 
 // Makes the schedule: compute actions only. chunks 0: the type's default. Only sizes and group of

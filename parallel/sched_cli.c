@@ -90,12 +90,23 @@ static void print_list(FILE *out) {
   }
 }
 
+// Wrong usage: an unknown word. near: the name that was meant, NULL if none is known.
+static int usage_near(FILE *err, const char *what, const char *word, const char *near,
+                      const char *otherwise) {
+  if (!near) return usage(err, "unknown %s %s: %s", what, word, otherwise);
+  return usage(err, "unknown %s %s; did you mean %s? (%s)", what, word, near, otherwise);
+}
+
+// NULL: none is near.
 static const char *nearest_option(const char *word) {
-  int best = 0;
-  for (int i = 1; i < OPTIONS; i++)
-    if (sched_distance(word, option_table[i].name) < sched_distance(word, option_table[best].name))
-      best = i;
-  return option_table[best].name;
+  const char *best = NULL;
+  for (int i = 0, most = sched_near(word); i < OPTIONS; i++) {
+    int distance = sched_distance(word, option_table[i].name);
+    if (distance > most) continue;
+    best = option_table[i].name;
+    most = distance - 1;
+  }
+  return best;
 }
 
 // Drawing and simulating take about 3 us and 0.5 KB for each forward of a microbatch on a stage.
@@ -172,7 +183,7 @@ static int parse(int argc, char **argv, FILE *err, Options *options) {
                                strncmp(option_table[known].name, word, length) != 0))
       known++;
     if (known == OPTIONS)
-      return usage(err, "unknown option %s; did you mean %s?", word, nearest_option(word));
+      return usage_near(err, "option", word, nearest_option(word), "--help names them");
     if (!option_table[known].value) {
       if (value) return usage(err, "%s takes no value", option_table[known].name);
       options->explain = options->explain || strcmp(option_table[known].name, "--explain") == 0;
@@ -245,8 +256,8 @@ static int make_schedule(SchedArena *arena, const Options *options, FILE *err, S
   bool is_script = options->load && is_file(options->name, ".lua");
   const SchedType *type = sched_find(options->name);
   if (!type && !is_script)
-    return usage(err, "unknown schedule %s; did you mean %s? --list says what there is",
-                 options->name, sched_nearest(options->name));
+    return usage_near(err, "schedule", options->name, sched_nearest(options->name),
+                      "--list says what there is; a file's name ends in .csv or .lua");
   if (!options->p) return usage(err, "-p is missing: -p P, ranks of the pipeline, from 1");
   if (!options->m) return usage(err, "-m is missing: -m M, microbatches, from 1");
   int too_large = check_size(err, options, type);
@@ -310,8 +321,8 @@ static void print_figures(const SchedOut *out, const Sched *sched, const SchedSi
     if (depth > most) most = depth;
   }
   if (report->depths > 0)
-    sched_print(out, "posted receives     %d to %d a channel (for messages that come early)\n", least,
-                most);
+    sched_print(out, "posted receives     %d to %d a channel (for messages that come early)\n",
+                least, most);
   if (*sched->warning) sched_print(out, "warning             %s\n", sched->warning);
 }
 
@@ -339,9 +350,9 @@ static Status show(SchedArena *arena, const Options *options, const Sched *sched
   SchedTerminal terminal = terminal_of(file);
   switch (options->format) {
   case AS_TEXT:
-    sched_print(&out, "%s: %d ranks, %d stage%s each, %d microbatches; F=%g I=%g W=%g\n\n",
+    sched_print(&out, "%s: %d ranks, %d stage%s each, %d microbatch%s; F=%g I=%g W=%g\n\n",
                 sched->name, sched->ranks, sched->chunks, sched->chunks == 1 ? "" : "s", sched->mbs,
-                costs.F, costs.I, costs.W);
+                sched->mbs == 1 ? "" : "es", costs.F, costs.I, costs.W);
     sched_draw_terminal(&out, sched, sim, &terminal);
     sched_print(&out, "\n");
     print_figures(&out, sched, sim, &costs, report);

@@ -231,9 +231,15 @@ int sched_distance(const char *a, const char *b) {
   return row[m];
 }
 
+int sched_near(const char *word) {
+  int length = 0;
+  while (length < 7 && word[length]) length++;
+  return length <= 3 ? 1 : length <= 6 ? 2 : 3;
+}
+
 const char *sched_nearest(const char *name) {
-  const char *nearest = types[0].name;
-  int distance = sched_distance(name, nearest);
+  const char *nearest = NULL;
+  int distance = sched_near(name) + 1;
   for (int i = 0; i < 2 * TYPES + ALIASES; i++) {
     const char *known = i < TYPES       ? types[i].name
                         : i < 2 * TYPES ? types[i - TYPES].alias

@@ -33,6 +33,9 @@ bool sched_has_formula(const Sched *sched, const SchedCosts *costs);
 // Edits that turn one word into another, in any case; for "did you mean".
 int sched_distance(const char *a, const char *b);
 
+// The largest distance at which a word may be taken for a misspelt name.
+int sched_near(const char *word);
+
 // (stage, mb) as an index into arrays of copies * stages * mbs.
 static inline int64_t sched_cell(const Sched *sched, int stage, int mb) {
   return (int64_t)stage * sched->mbs + mb;

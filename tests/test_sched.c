@@ -613,6 +613,8 @@ START_TEST(names_and_aliases_are_found_in_any_case) {
   ck_assert_ptr_null(sched_find("1f1"));
   ck_assert_str_eq(sched_nearest("1f1"), "1f1b");
   ck_assert_str_eq(sched_nearest("interleavd"), "interleaved");
+  ck_assert_ptr_null(sched_nearest("foo"));
+  ck_assert_ptr_null(sched_nearest("/etc/passwd"));
 }
 END_TEST
 

@@ -54,6 +54,7 @@ struct Channel {
   Ctx *ctx;
   Comm *comm;
   int peer, depth;
+  Device *device;
   Outgoing *first, *last;
   Incoming *ring; // [depth] message k is in ring[k % depth]
   const Action *action;
@@ -97,12 +98,14 @@ static size_t bytes_of(const Tensor *tensor) {
   return (size_t)tensor_numel(tensor) * dtype_size(tensor->dtype);
 }
 
-// Puts what the tensors hold into what is left of the body, if there is room. Returns the bytes.
+// Puts what the tensors hold into what is left of the body, if there is room and the host can read
+// them. Returns the bytes.
 static size_t fill_body(Header *header, int at, const Parcel *parcel) {
   size_t total = 0, room = (size_t)(BODY - at) * sizeof *header->body;
   for (int i = 0; i < parcel->n; i++) {
-    size_t bytes = parcel->value[i] ? bytes_of(parcel->value[i]) : 0;
-    if (bytes > room - total) return 0;
+    const Tensor *value = parcel->value[i];
+    size_t bytes = value ? bytes_of(value) : 0;
+    if (bytes > room - total || (value && value->storage->device->kind != DEV_CPU)) return 0;
     total += bytes;
   }
   char *to = (char *)&header->body[at];
@@ -269,7 +272,7 @@ static Status make_room(Channel *channel, Incoming *in) {
     in->body_at += slot->ndim;
     spec_row_major(&spec);
     Status status =
-        tensor_new(channel->ctx, &channel->ctx->cpu, &spec, MEM_COMMUNICATION, &parcel->value[i]);
+        tensor_new(channel->ctx, channel->device, &spec, MEM_COMMUNICATION, &parcel->value[i]);
     if (status != ST_OK) {
       parcel_delete(channel->ctx, parcel);
       return status;
@@ -290,7 +293,8 @@ static Status read_body(const Channel *channel, const Incoming *in) {
     if (!value) continue;
     size_t bytes = bytes_of(value);
     if (bytes > left) return fail(ST_ECOMM, "rank %d sent less than it said", channel->peer);
-    if (bytes > 0) memcpy(tensor_data(value), from, bytes);
+    const DeviceVtable *does = channel->device->vtable;
+    if (bytes > 0) TRY(does->copy_in(channel->device, tensor_data(value), from, bytes, NULL));
     from += bytes;
     left -= bytes;
   }
@@ -382,7 +386,7 @@ bool channel_idle(const Channel *channel) {
 
 // ---- beginning and end
 
-Status channel_open(Ctx *ctx, Comm *comm, int peer, int depth, Channel **out) {
+Status channel_open(Ctx *ctx, Comm *comm, int peer, int depth, Device *device, Channel **out) {
   Channel *channel = calloc(1, sizeof *channel);
   Incoming *ring = calloc((size_t)depth, sizeof *ring);
   if (!channel || !ring) {
@@ -390,7 +394,8 @@ Status channel_open(Ctx *ctx, Comm *comm, int peer, int depth, Channel **out) {
     free(ring);
     return fail(ST_ENOMEM, "out of memory for a channel of depth %d", depth);
   }
-  *channel = (Channel){.ctx = ctx, .comm = comm, .peer = peer, .depth = depth, .ring = ring};
+  *channel = (Channel){
+      .ctx = ctx, .comm = comm, .peer = peer, .depth = depth, .device = device, .ring = ring};
   *out = channel;
   return ST_OK;
 }

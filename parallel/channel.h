@@ -42,7 +42,8 @@ void parcel_delete(Ctx *ctx, Parcel *parcel); // NULL is allowed
 typedef struct Channel Channel;
 
 // Both directions between this rank and `peer` of the group. depth: messages posted ahead, from 1.
-Status channel_open(Ctx *ctx, Comm *comm, int peer, int depth, Channel **out);
+// device: where what arrives is placed.
+Status channel_open(Ctx *ctx, Comm *comm, int peer, int depth, Device *device, Channel **out);
 // Where messages are pending, after a failure, their memory is left to the transport.
 void channel_close(Channel *channel);
 

@@ -370,7 +370,8 @@ static Status open_channels(Exec *exec, const ExecOptions *options) {
     for (int k = 0; k < options->report->depths; k++)
       if (options->report->depth[k].from == rank && options->report->depth[k].to == me)
         depth = options->report->depth[k].depth;
-    TRY(channel_open(exec->ctx, exec->comm, rank, depth, &exec->channel[rank]));
+    Device *device = options->device ? options->device : &exec->ctx->cpu;
+    TRY(channel_open(exec->ctx, exec->comm, rank, depth, device, &exec->channel[rank]));
     Expected *e = &exec->expected[rank];
     e->room = n_recv;
     e->action = calloc((size_t)n_recv + 1, sizeof *e->action);

@@ -63,6 +63,7 @@ typedef struct ExecSpan {
 typedef struct ExecOptions {
   Ctx *ctx;
   Comm *comm;                // the ranks of one pipeline, in order
+  Device *device;            // where what arrives is placed; NULL: the CPU
   const Sched *sched;        // lowered, checked; borrowed until exec_free
   const SchedReport *report; // of it: depths
   StageOps ops;

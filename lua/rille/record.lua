@@ -47,7 +47,8 @@ function record.split_of(text)
   return list
 end
 
---- "pp=4 pipeline=zbv" (or pp-schedule=zbv) -> {pp = 4, pipeline = "zbv"}: the Trainer's option `parallel`.
+--- "pp=4 pipeline=zbv" (or pp-schedule=zbv) -> {pp = 4, pipeline = "zbv"}: the Trainer's option
+--- `parallel`.
 ---@param text string
 function record.parse_layout(text)
   local parallel, last = {}, nil

@@ -47,8 +47,8 @@ local function known_recipe(name)
   local found, nearest = core.sched_find(name)
   if not found then
     local hint = nearest and ("; did you mean %q?"):format(nearest) or "."
-    fail.usage("there is no pipeline schedule %q%s There are %s; or a script (mine.lua) or a list of "
-      .. "actions (mine.csv)", name, hint, table.concat(M.names(), ", "))
+    fail.usage("there is no pipeline schedule %q%s There are %s; or a script (mine.lua) or a list "
+      .. "of actions (mine.csv)", name, hint, table.concat(M.names(), ", "))
   end
   local t = type_named(found)
   return setmetatable({ name = found, type = t, stages_per_rank = nil }, Recipe)

@@ -9,7 +9,8 @@
 //
 // So a rank may wait for hours behind one that works; a rank that is stopped or loops, and ranks
 // that wait for each other in a ring, grow old, and the first that waits for them longer than the
-// time-out ends the job. A rank that has left the script answers so until all have left.
+// time-out ends the job. If all ranks are silent, nobody waits, and their watchdogs end them. A rank
+// that has left the script answers so until all have left.
 //
 // A failing rank tells all others, looks for a moment whether others fail too, reports, and aborts.
 // A rank that was told before it failed itself is a victim and keeps silent.
@@ -372,6 +373,24 @@ void comm_fatal(Comm *comm, int code) {
 
 // ---- the watchdog ----------------------------------------------------------------------------
 
+// How long after the time-out a silent rank is left to the judgement of those who wait for it: they
+// see more. If all ranks are silent, nobody waits.
+static double grace(double timeout) {
+  double grace = 2 + timeout / 2;
+  return grace < 5 ? grace : 5;
+}
+
+// The main thread is silent, and nobody ended the job.
+static void end_silent(double silent) {
+  char who[256];
+  fprintf(stderr,
+          "rille: %s: no sign of life for %.1f s: the job ends\n"
+          "    hint: what may take longer needs a longer --stall-timeout (seconds, now %g)\n",
+          describe_self(who, sizeof who), silent, comm_process()->life.timeout);
+  launch_tell(1);
+  _exit(1);
+}
+
 // Says where the main thread hangs, and ends a process that cannot end by itself. Without MPI.
 static void *watch(void *nothing) {
   (void)nothing;
@@ -395,9 +414,12 @@ static void *watch(void *nothing) {
     double silent = now - beat;
     if (life->abort_at > 0 && now - life->abort_at > ABORT_WITHIN) _exit(life->abort_code);
     if (silent < timeout) has_said = false;
-    if (silent < timeout || has_said || life->is_ending) continue;
+    if (silent < timeout || life->is_ending) continue;
+    bool ends = p->world->size > 1 && silent > timeout + grace(timeout);
+    if (has_said && !ends) continue;
     has_said = true;
     pthread_mutex_unlock(&life->lock);
+    if (ends) end_silent(silent);
     char who[256];
     fprintf(stderr, "rille: %s: no sign of life for %.1f s\n", describe_self(who, sizeof who),
             silent);

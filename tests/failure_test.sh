@@ -10,7 +10,7 @@ trap 'rm -rf "$work"' EXIT
 rille=$build/rille
 limit=10
 
-# Rank 1 of 3 does what the first argument says; the others wait for it.
+# Rank 1 of 3 does what the first argument says ("all ..": all ranks); the others wait for it.
 cat >"$work/one.lua" <<'END'
 local rille = require "rille"
 local core, what = rille.core, ...
@@ -40,6 +40,7 @@ for step = 1, 3 do
       while core.clock() < till do t:exp() end
     end
   end
+  if what == "all loop" and step == 2 then while true do end end
   if what == "errors" and step == 2 then error("the cause of rank " .. world:rank()) end
   if what == "ring" and world:rank() ~= 2 then world:split(0, 0) end
 end
@@ -136,6 +137,9 @@ for impl in $impls; do
   job "$on an endless loop" 1 "$stalled" "$rille" -n 3 "$work/one.lua" loop
   also "$on ... and the rank itself says where it hangs" 1 \
     '^rille: rank 1 of 3 .*, in step 2: no sign of life for [12]\.[0-9] s$'
+  job "$on ... of all ranks" 1 \
+    '^rille: rank [0-2] of 3 .*, in step 2: no sign of life for [4-6]\.[0-9] s: the job ends$' \
+    "$rille" -n 3 "$work/one.lua" 'all loop'
   job "$on ranks that wait for each other" 1 'has done no work for [2-4]\.[0-9] s, waiting itself in' \
     "$rille" -n 3 "$work/one.lua" other
   job "$on ... or for another collective" 1 'has done no work for' "$rille" -n 3 "$work/one.lua" ring
@@ -248,6 +252,14 @@ for impl in $impls; do
     failed=1 && echo "not ok $RILLE_MPI: ... is said" && cat "$work/err"
   fi
 done
+case $impls in *mpich*)
+  choose mpich
+  mpirun=$(launcher_of mpich)
+  signalled "USR1, MPICH's mpirun: all ranks stop by agreement" '75 0' USR1 2 "$mpirun" -n 2 "$rille"
+  signalled "TERM, MPICH's mpirun: the same" '75 0' TERM 2 "$mpirun" -n 2 "$rille"
+  signalled "INT, MPICH's mpirun: ends at once" '2 130' INT any "$mpirun" -n 2 "$rille"
+  ;;
+esac
 choose openmpi
 unset RILLE_MPI
 case $impls in *openmpi*)

@@ -130,4 +130,29 @@ else
   cat "$work/said"
   echo "late in $late of 60 steps"
 fi
+
+# Rank 1 holds nearly all; 0.2 s pass between the steps.
+cat >"$work/uneven.lua" <<'LUA'
+local rille = require "rille"
+local nn = rille.nn
+local model = nn.Sequential { nn.Linear { 8, 8 }, nn.Linear { 8, 2048 }, nn.Linear { 2048, 8 } }
+local trainer = rille.Trainer { model = model, loss = nn.mse, optimizer = { "sgd", lr = 0.1 },
+  batch = { global = 8, micro = 4 }, parallel = { pp = 2, split = { 1, 2 } }, out = arg[1], log = 0 }
+local data = rille.data.fixed { rille.randn(8, 8), rille.randn(8, 8) }
+for _, batch in trainer:steps(data, 4) do
+  trainer:step(batch)
+  for _ = 1, 20 do trainer:evaluate(data) end
+  local till = rille.core.clock() + 0.2
+  while rille.core.clock() < till do rille.core.clock() end
+end
+LUA
+"$rille" -n 2 "$work/uneven.lua" "$work/uneven" >"$work/said" 2>&1 || status=$?
+lines=$(grep -Ec '"seconds":(0\.[01]|[0-9.]+e-).*"peak":\{"bytes":[0-9]{6,},"rank":1\}' "$work/uneven/metrics.jsonl" || true)
+if [ "$lines" -eq 4 ]; then
+  echo 'ok a step takes its own time alone, and the highest memory is that of the rank that has it'
+else
+  status=1
+  echo 'not ok a step takes its own time alone, and the highest memory is that of the rank that has it'
+  cat "$work/said" "$work/uneven/metrics.jsonl"
+fi
 exit "$status"

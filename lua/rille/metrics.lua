@@ -3,9 +3,10 @@
 --     step 1200/18865 | loss 3.2841 | gnorm 0.41 | lr 5.98e-04 | 301 ms (data 1%) | 17.4k tok/s |
 --     mem 1.2/24 GiB | eta 1h29m                                  (one line)
 --
--- Times, the share of data and tok/s are means over the steps since the last line that stayed; mem
--- is the peak so far of all tensors beside the limit. On a terminal the line is rewritten in place
--- and stays every `every` steps; elsewhere only those lines are written.
+-- Times, the share of data and tok/s are means over the steps since the last line that stayed, of
+-- steps alone: evaluations and checkpoints between them do not count. mem is the peak so far of all
+-- tensors of the rank that needs most, beside the limit. On a terminal the line is rewritten in
+-- place and stays every `every` steps; elsewhere only those lines are written.
 --
 -- Invariants:
 --  1. Only rank 0 writes.
@@ -46,10 +47,10 @@ local function eta_text(seconds)
   return ("%.0fd%02.0fh"):format(h // 24, h // 1 % 24)
 end
 
-local function memory_text(memory)
+-- peak: in bytes, of the rank that needs most.
+local function memory_text(peak, limit)
   local GiB <const>, MiB <const> = 1 << 30, 1 << 20
   local function short(x) return (x < 9.95 and "%.1f" or "%.0f"):format(x) end
-  local peak, limit = memory.total.peak, memory.limit
   if limit < GiB then return ("mem %s/%s MiB"):format(short(peak / MiB), short(limit / MiB)) end
   limit = short(limit / GiB):gsub("%.0$", "")
   if peak < 0.1 * GiB then return ("mem %s MiB/%s GiB"):format(short(peak / MiB), limit) end
@@ -77,7 +78,10 @@ local function line_of(self, r)
     add("%s (data %.0f%%)", duration_text(seconds), 100 * since.data / since.seconds)
     if since.tokens > 0 then add("%s tok/s", count_text(since.tokens / since.seconds)) end
   end
-  if r.memory then add("%s", memory_text(r.memory)) end
+  local memory = r.memory
+  if memory then
+    add("%s", memory_text(r.peak and r.peak.bytes or memory.total.peak, memory.limit))
+  end
   if self.total and seconds > 0 then
     add("eta %s", eta_text(math.max(self.total - r.step, 0) * seconds))
   end
@@ -139,6 +143,7 @@ local function object_of(self, r)
   add("flops", r.flops)
   add("mfu", r.flops and self.peak_flops and r.flops / r.seconds / self.peak_flops or nil)
   add("memory", r.memory)
+  add("peak", r.peak)
   add("bubble", r.bubble)
   add("layout", self.layout)
   local extra = {}
@@ -226,7 +231,8 @@ local function new(o)
 end
 
 --- Takes what a step gave: {step =, loss =, grad_norm =, lr =, tokens =, seconds =, data_seconds =,
---- memory = core.memory(), flops =, bubble =, extra = {...}}; only step must be there.
+--- memory = core.memory(), peak = {bytes =, rank =} of the rank that needs most, flops =, bubble =,
+--- extra = {...}}; only step must be there.
 ---@param r table
 function Metrics:step(r)
   expect("Metrics:step", "the argument", r, "table")

@@ -35,7 +35,7 @@ local function my_sums(self, norms)
     loss = 0.0, count = 0, slots = now.slots, expected = now.expected, added = now.added,
     has_loss = self.has_loss,
     norms = self.layout.mesh:at("dp") == 0 and norms or {}, -- replicas have the same gradients
-    stop = core.stop_requested() or "",
+    peak = core.memory().total.peak, stop = core.stop_requested() or "",
   }
   for _, piece in ipairs(now.pieces) do
     if piece.loss then mine.loss, mine.count = mine.loss + piece.loss, mine.count + piece.count end

@@ -5,12 +5,13 @@
 local report = {}
 
 -- -1: not known.
-local SUMS <const>, ADDED <const>, NORM <const> = "<i1ddddzi4i4", "<s4i4i4i4d", "<i4d"
+local SUMS <const>, ADDED <const>, NORM <const> = "<i1dddddzi4i4", "<s4i4i4i4d", "<i4d"
 
---- The string of a part: {has_loss, loss, count, slots, expected, stop, norms, added}.
+--- The string of a part: {has_loss, loss, count, slots, expected, peak, stop, norms, added}; peak:
+--- the bytes of its tensors at their highest.
 function report.pack(mine)
   local parts = { SUMS:pack(mine.has_loss and 1 or 0, mine.loss, mine.count, mine.slots or -1,
-    mine.expected or -1, mine.stop or "", #mine.norms, #mine.added) }
+    mine.expected or -1, mine.peak, mine.stop or "", #mine.norms, #mine.added) }
   for _, norm in ipairs(mine.norms) do table.insert(parts, NORM:pack(norm[1], norm[2])) end
   for _, a in ipairs(mine.added) do
     table.insert(parts, ADDED:pack(a.name, a.mb, a.unit, a.k, a.value))
@@ -23,10 +24,11 @@ function report.whole(x) return math.tointeger(x) or x end
 local whole <const> = report.whole
 
 function report.unpack(text)
-  local has_loss, loss, count, slots, expected, stop, n_norms, n_added, at = SUMS:unpack(text)
+  local has_loss, loss, count, slots, expected, peak, stop, n_norms, n_added, at =
+    SUMS:unpack(text)
   local sums = {
     has_loss = has_loss == 1, loss = loss, count = whole(count), added = {}, norms = {},
-    stop = stop, slots = slots >= 0 and whole(slots) or nil,
+    peak = whole(peak), stop = stop, slots = slots >= 0 and whole(slots) or nil,
     expected = expected >= 0 and whole(expected) or nil,
   }
   for i = 1, n_norms do
@@ -57,12 +59,14 @@ end
 
 --- The sums of all ranks' parts. replica_of(r) is the replica that part r, from 1, comes from.
 function report.combine(parts, n_samples, replica_of)
-  local sums = { loss = 0.0, count = 0, samples = n_samples, norms = {}, added = {} }
+  local sums = { loss = 0.0, count = 0, samples = n_samples, norms = {}, added = {},
+    peak = { bytes = -1, rank = 0 } }
   for r, part in ipairs(parts) do
     if part.has_loss then
       sums.loss, sums.count = sums.loss + part.loss, sums.count + part.count
       sums.slots = sums.slots or part.slots
     end
+    if part.peak > sums.peak.bytes then sums.peak = { bytes = part.peak, rank = r - 1 } end
     sums.expected = sums.expected or part.expected
     if part.stop ~= "" then sums.stop = sums.stop or part.stop end
     table.move(part.norms, 1, #part.norms, #sums.norms + 1, sums.norms)

@@ -112,7 +112,8 @@ end
 
 -- What a step gives, where the other ranks have not told yet: reading a field waits for them.
 local Pending = {}
-local told = { loss = true, grad_norm = true, count = true, losses = true, stop = true }
+local told = { loss = true, grad_norm = true, count = true, losses = true, stop = true,
+  peak = true }
 function Pending.__index(r, key)
   local complete = told[key] and rawget(r, "complete")
   if not complete then return nil end
@@ -147,8 +148,8 @@ end
 local function judge(self, r, sums, together, scale)
   check_sums(self, sums, r.step, scale)
   local outcome = self.pipeline:outcome(sums)
-  r.loss, r.count, r.losses, r.stop = outcome.loss, outcome.count, outcome.losses, sums.stop
-  r.grad_norm = outcome.grad_norm
+  r.loss, r.count, r.losses = outcome.loss, outcome.count, outcome.losses
+  r.grad_norm, r.stop, r.peak = outcome.grad_norm, sums.stop, sums.peak
   if outcome.nonfinite and self.nonfinite == "stop" then
     self:stop_nonfinite(r, outcome.nonfinite, together)
   end
@@ -217,7 +218,7 @@ function Trainer:update(batch, step)
   self.step_count = step
   self.samples_seen = self.samples_seen + targets.samples(batch)
   core.end_step()
-  self.last = r
+  self.last = { r = r, time = core.clock(), flops = core.flops() }
   local recorder = self.pipeline.recorder
   if recorder then
     recorder:told(step, r.loss, r.grad_norm)
@@ -299,7 +300,7 @@ local function after_step(self, metrics, run)
   if r.complete then r.complete(true) end
   local record = {
     step = r.step, loss = r.loss, grad_norm = r.grad_norm, lr = r.lr, tokens = r.tokens,
-    seconds = run.seconds, data_seconds = run.data, memory = core.memory(),
+    seconds = run.seconds, data_seconds = run.data, memory = core.memory(), peak = r.peak,
     flops = run.flops, bubble = bubble_of(self, is_latest),
     extra = { losses = next(r.losses) and r.losses or nil, skipped = r.skipped or nil,
       communication = communication_since(self) or nil },
@@ -363,8 +364,9 @@ function Trainer:steps(loader, n)
   -- What the other ranks say of a step may come while the next one runs: it is told of then.
   local function tell(all)
     if started and self.last then
-      started.seconds, started.flops = core.clock() - started.time, core.flops()
-      started.r, self.last = self.last, nil
+      local last = self.last
+      started.r, started.seconds, started.flops = last.r, last.time - started.time, last.flops
+      self.last = nil
       table.insert(runs, started)
     end
     started = nil

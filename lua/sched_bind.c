@@ -626,17 +626,15 @@ static int draw(lua_State *L, Drawing drawing) {
   return 1;
 }
 
-// Both as they look on a terminal.
+// Both as they look on a terminal, on one scale.
 static void push_timelines(lua_State *L, const Sched *sched, const SchedSim *predicted,
                            const SchedSim *measured) {
   const SchedTerminal terminal = {.width = 100};
   luaL_Buffer text;
   luaL_buffinit(L, &text);
   SchedOut out = {write_buffer, &text};
-  sched_print(&out, "predicted, ms\n");
-  sched_draw_terminal(&out, sched, predicted, &terminal);
-  sched_print(&out, "measured, ms\n");
-  sched_draw_terminal(&out, sched, measured, &terminal);
+  const SchedTimeline both[] = {{"predicted, ms", predicted}, {"measured, ms", measured}};
+  sched_draw_terminals(&out, sched, both, 2, &terminal);
   luaL_pushresult(&text);
 }
 

@@ -406,6 +406,14 @@ typedef struct SchedTerminal {
 void sched_draw_terminal(const SchedOut *out, const Sched *sched, const SchedSim *sim,
                          const SchedTerminal *terminal);
 
+// Several timelines of one schedule, one above the other in each band, on the scale of the first.
+typedef struct SchedTimeline {
+  const char *title; // a line above it; NULL: none
+  const SchedSim *sim;
+} SchedTimeline;
+void sched_draw_terminals(const SchedOut *out, const Sched *sched, const SchedTimeline *timeline,
+                          int n, const SchedTerminal *terminal);
+
 // The timeline as an SVG image: stage colours, F light, I and W between, B dark.
 void sched_draw_svg(const SchedOut *out, const Sched *sched, const SchedSim *sim,
                     const SchedCosts *costs);

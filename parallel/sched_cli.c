@@ -402,6 +402,7 @@ static int run(SchedArena *arena, const Options *options, FILE *out, FILE *err) 
   Status status = sched_check(arena, &report, sched);
   if (status == ST_OK && report->broken) {
     sched_print_report(&to_err, sched, report, width_of(err));
+    if (*sched->warning) fprintf(err, "    hint: --group: %s\n", sched->warning);
     return 1;
   }
   if (status == ST_OK && *sched->warning && options->format != AS_TEXT)

@@ -59,7 +59,7 @@ typedef struct Layout {
   const SchedSim *sim;
   const SchedTerminal *terminal;
   double scale;      // columns a unit of time
-  int columns, band; // of the whole time; of one band
+  int columns, room; // of the whole time; of one band at most
   int label;         // of the rank's name
   bool names_stage;  // labels are 2F0, not F0
 } Layout;
@@ -88,7 +88,7 @@ static Layout lay_out(const Sched *sched, const SchedSim *sim, const SchedTermin
   if (columns > most) columns = most;
   layout.scale = columns / time;
   layout.columns = column(&layout, time);
-  layout.band = layout.columns < room ? layout.columns : room;
+  layout.room = room;
   return layout;
 }
 
@@ -145,7 +145,7 @@ static void draw_idle(const Layout *layout, const SchedOut *out, int columns) {
   if (columns > 0 && has_colour) sched_print(out, "\x1b[0m");
 }
 
-// The part of a rank's line in columns [begin, end).
+// The part of a rank's line in columns [begin, end); nothing but the name if they are none.
 static void draw_rank(const Layout *layout, const SchedOut *out, int rank, int begin, int end) {
   const SchedRow *row = &layout->sched->row[rank];
   const SchedSpan *span = layout->sim->span + layout->sim->first[rank];
@@ -224,14 +224,30 @@ static void draw_legend(const Layout *layout, const SchedOut *out) {
   sched_print(out, "\n");
 }
 
-void sched_draw_terminal(const SchedOut *out, const Sched *sched, const SchedSim *sim,
-                         const SchedTerminal *terminal) {
-  Layout layout = lay_out(sched, sim, terminal);
+static int least_of(int a, int b) { return a < b ? a : b; }
+
+void sched_draw_terminals(const SchedOut *out, const Sched *sched, const SchedTimeline *timeline,
+                          int n, const SchedTerminal *terminal) {
+  Layout layout = lay_out(sched, timeline[0].sim, terminal);
+  for (int i = 1; i < n; i++) {
+    int columns = column(&layout, timeline[i].sim->makespan);
+    if (columns > layout.columns) layout.columns = columns;
+  }
   draw_legend(&layout, out);
-  for (int begin = 0; begin < layout.columns; begin += layout.band) {
-    int end = begin + layout.band < layout.columns ? begin + layout.band : layout.columns;
+  for (int begin = 0; begin < layout.columns; begin += layout.room) {
+    int end = least_of(begin + layout.room, layout.columns);
     if (begin > 0) sched_print(out, "\n");
-    for (int rank = 0; rank < sched->ranks; rank++) draw_rank(&layout, out, rank, begin, end);
+    for (int i = 0; i < n; i++) {
+      layout.sim = timeline[i].sim;
+      if (timeline[i].title) sched_print(out, "%s\n", timeline[i].title);
+      int own_end = least_of(end, column(&layout, layout.sim->makespan));
+      for (int rank = 0; rank < sched->ranks; rank++) draw_rank(&layout, out, rank, begin, own_end);
+    }
     draw_axis(&layout, out, begin, end);
   }
+}
+
+void sched_draw_terminal(const SchedOut *out, const Sched *sched, const SchedSim *sim,
+                         const SchedTerminal *terminal) {
+  sched_draw_terminals(out, sched, &(SchedTimeline){NULL, sim}, 1, terminal);
 }

@@ -404,6 +404,34 @@ START_TEST(the_terminal_drawing_shows_times_to_scale) {
 }
 END_TEST
 
+START_TEST(several_timelines_have_one_scale_and_one_axis) {
+  SchedText text = {.arena = &arena};
+  SchedOut out = sched_text_out(&text);
+  SchedTerminal terminal = {.width = 28};
+  Sched *sched = make(&arena, "1f1b", 2, 1, 2, 0);
+  SchedCosts costs = sched_costs(1, 1, 1), slow = sched_costs(2, 1, 1);
+  SchedTimeline both[] = {{"a", simulate(&arena, sched, &costs)},
+                          {"b", simulate(&arena, sched, &slow)}};
+  sched_draw_terminals(&out, sched, both, 2, &terminal);
+  ck_assert_str_eq(text.text, "       F forward   B backward   \n"
+                              "a\n"
+                              "rank 0 F0 F1 ......B0--- ..\n"
+                              "rank 1 ...F0 B0--- F1 B1---\n"
+                              "b\n"
+                              "rank 0 F0--- F1--- ......B0\n"
+                              "rank 1 ......F0--- B0--- F1\n"
+                              "       |0             |5\n"
+                              "\n"
+                              "a\n"
+                              "rank 0 .B1--- \n"
+                              "rank 1  ......\n"
+                              "b\n"
+                              "rank 0 --- ......B1--- \n"
+                              "rank 1 --- B1--- ......\n"
+                              "                 |10\n");
+}
+END_TEST
+
 START_TEST(a_pair_has_two_halves_in_the_terminal) {
   Sched *sched = parse(&arena, "0F0,(0F1;0B0)OVERLAP_F_B,0B1\n");
   SchedCosts costs = sched_costs(1, 1, 1);
@@ -580,6 +608,7 @@ Suite *sched_text_suite(void) {
   tcase_add_test(tcase, a_name_with_markup_is_escaped);
   tcase_add_test(tcase, the_terminal_drawing_shows_times_to_scale);
   tcase_add_test(tcase, a_pair_has_two_halves_in_the_terminal);
+  tcase_add_test(tcase, several_timelines_have_one_scale_and_one_axis);
   tcase_add_test(tcase, the_terminal_drawing_keeps_to_the_width_and_to_plain_text);
   suite_add_tcase(suite, tcase);
   tcase = tcase_create("command");

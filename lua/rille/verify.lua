@@ -105,8 +105,8 @@ local function run(o, layout, tensor)
   local command = ("RILLE_VERIFY=%s %s >%s/out 2>&1"):format(
     quote(("%s;%d;%s dp=%d;%s"):format(folder, o.steps, layout, replicas(layout), tensor or "")),
     table.concat(words, " "), quote(folder))
-  local ok = os.execute(command)
-  local result = { ok = ok, lines = {}, n = 0, folder = folder, kinds = {},
+  local ok, _, code = os.execute(command)
+  local result = { ok = ok, code = code, lines = {}, n = 0, folder = folder, kinds = {},
     steps = 0, updates = 0 }
   for rank = 0, ranks - 1 do
     for text in read_all(("%s/rank-%d.txt"):format(folder, rank)):gmatch("[^\n]+") do
@@ -129,8 +129,8 @@ local function must_run(o, layout, tensor)
     stop(EXIT_DIFFERENT, "%s under %q ran no step of a Trainer or of Pipeline:step: nothing can be "
       .. "compared\n%s", o.script, layout, words)
   end
-  stop(EXIT_DIFFERENT, "%s under %q did not run for %d steps:\n%s", o.script, layout, o.steps,
-    words)
+  stop(result.code == EXIT_USAGE and EXIT_USAGE or EXIT_DIFFERENT,
+    "%s under %q did not run for %d steps:\n%s", o.script, layout, o.steps, words)
 end
 
 -- Keys in the order in which a step computes.

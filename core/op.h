@@ -155,7 +155,8 @@ Status op_apply_known(Ctx *ctx, const Op *op, Tensor **in, int n_in, const OpArg
 Status op_apply_into(Ctx *ctx, const Op *op, Tensor **in, int n_in, const OpArgs *args,
                      Tensor **out, unsigned accumulate);
 
-// to = from, or to += from with accumulate; to has from's shape and a dtype of its own, contiguous.
+// to = from, or to += from with accumulate (of op_apply_into's mask, the one output). to has from's
+// shape and a dtype of its own, contiguous.
 Status op_cast_into(Ctx *ctx, Tensor *to, Tensor *from, bool accumulate);
 
 // Runs an element-wise op with input 0 as its output. Errors: ESTATE where a gradient would be

@@ -25,7 +25,8 @@
   X("RILLE_DOING", "set by rille -n", "where ranks keep what they are doing")                      \
   X("RILLE_LAUNCH", "set by rille -n", "where ranks say with which code they end")                 \
   X("RILLE_STALL_TIMEOUT", "300", "seconds without a sign of life after which a rank has stalled") \
-  X("RILLE_FAKE_NODE", "the host's name", "for tests: a name, rank%n or rank/n, as this node")     \
+  X("RILLE_FAKE_NODE", "the host's name",                                                          \
+    "for tests: a name, rank%n, rank/n or rank:name,.. as this node")                              \
   X("RILLE_FAKE_CLOCK", "", "for tests: rank:seconds,... by which clocks are off")                 \
   X("RILLE_FAKE_LINK", "", "for tests: milliseconds that each message takes at least")             \
   X("RILLE_FAKE_SLOW", "", "for tests: rank:factor,... by which actions take longer")              \

@@ -161,11 +161,29 @@ Status launch_environment(void) {
 
 // ---- what tests inject -----------------------------------------------------------------------
 
+// What "0:this,1:that" says of a rank, up to the next comma; NULL: nothing.
+static const char *word_of(const char *text, int rank) {
+  while (text) {
+    char *end;
+    long which = strtol(text, &end, 10);
+    if (*end == ':' && which == rank) return end + 1;
+    text = strchr(text, ',');
+    if (text) text++;
+  }
+  return NULL;
+}
+
 const char *comm_fake_node(int rank, char *buffer, size_t size) {
   const char *rule = getenv("RILLE_FAKE_NODE");
   char sign;
   int n;
   if (!rule || !*rule) return NULL;
+  if (strchr(rule, ':')) {
+    const char *word = word_of(rule, rank);
+    if (!word) return NULL;
+    snprintf(buffer, size, "%.*s", (int)strcspn(word, ","), word);
+    return buffer;
+  }
   if (sscanf(rule, "rank%c%d", &sign, &n) == 2 && (sign == '%' || sign == '/') && n > 0)
     snprintf(buffer, size, "node%d", sign == '%' ? rank % n : rank / n);
   else
@@ -177,12 +195,6 @@ double comm_fake_number(const char *variable, int rank, double fallback) {
   const char *text = getenv(variable);
   if (!text || !*text) return fallback;
   if (!strchr(text, ':')) return atof(text);
-  while (text) {
-    char *end;
-    long which = strtol(text, &end, 10);
-    if (*end == ':' && which == rank) return atof(end + 1);
-    text = strchr(text, ',');
-    if (text) text++;
-  }
-  return fallback;
+  const char *word = word_of(text, rank);
+  return word ? atof(word) : fallback;
 }

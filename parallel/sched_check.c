@@ -117,8 +117,10 @@ static void check_live(Check *check) {
       if (live > check->report->peak[rank]) check->report->peak[rank] = live;
       if (bound >= 0 && live > bound && !check->report->broken) {
         SchedPlace at = {rank, i};
-        broken(check, 5, at, NOWHERE, "%s is live activation %lld of rank %d, which declares %lld",
-               name_at(check, at).text, (long long)live, rank, (long long)bound);
+        broken(check, 5, at, NOWHERE,
+               "%s is live activation %lld of rank %d, which declares %lld%s",
+               name_at(check, at).text, (long long)live, rank, (long long)bound,
+               sched->chunks > 1 ? " (one a microbatch and stage)" : "");
       }
       if (does & FREES) live--;
     }

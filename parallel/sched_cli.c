@@ -350,9 +350,10 @@ static Status show(SchedArena *arena, const Options *options, const Sched *sched
   SchedTerminal terminal = terminal_of(file);
   switch (options->format) {
   case AS_TEXT:
-    sched_print(&out, "%s: %d ranks, %d stage%s each, %d microbatch%s; F=%g I=%g W=%g\n\n",
-                sched->name, sched->ranks, sched->chunks, sched->chunks == 1 ? "" : "s", sched->mbs,
-                sched->mbs == 1 ? "" : "es", costs.F, costs.I, costs.W);
+    sched_print(&out, "%s: %d rank%s, %d stage%s each, %d microbatch%s; F=%g I=%g W=%g\n\n",
+                sched->name, sched->ranks, sched->ranks == 1 ? "" : "s", sched->chunks,
+                sched->chunks == 1 ? "" : "s", sched->mbs, sched->mbs == 1 ? "" : "es", costs.F,
+                costs.I, costs.W);
     sched_draw_terminal(&out, sched, sim, &terminal);
     sched_print(&out, "\n");
     print_figures(&out, sched, sim, &costs, report);

@@ -46,6 +46,7 @@ for impl in $impls; do
   job "$on info says who is where" 0 '^ *1 +node1 +[0-9,-]+ +1 +[0-9]+ +pp 0 dp 0 tp 1' \
     env RILLE_FAKE_NODE=rank/1 RILLE_THREADS=1 "$rille" -n 4 info --tp 2 --sequence-parallel --pp 2
   also "$on that a tp group spans nodes" 1 '^warning: tp 2 spans nodes: ranks 0 and 1 .* on node0 and node1'
+  job "$on nodes may be named by rank" 0 '^ *1 +b ' env RILLE_FAKE_NODE=0:a,1:b "$rille" -n 2 info
   job "$on the prompt is for one process" 2 'the prompt is for one process' "$rille" -n 2 -i
 done
 choose openmpi

@@ -187,7 +187,7 @@ local function update_in_advance(self, r, norms, report, scale)
     end
     return all_finite(norms) and self.optimizer:apply(scale, self.total) or lr_of_next(self)
   end)
-  r.skipped = false -- or an error
+  r.skipped = false -- what is not finite raises here, once it is known
   r.complete = function(together)
     r.complete = nil
     judge(self, r, report.wait(together), together, scale)

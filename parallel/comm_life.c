@@ -9,8 +9,8 @@
 //
 // So a rank may wait for hours behind one that works; a rank that is stopped or loops, and ranks
 // that wait for each other in a ring, grow old, and the first that waits for them longer than the
-// time-out ends the job. If all ranks are silent, nobody waits, and their watchdogs end them. A rank
-// that has left the script answers so until all have left.
+// time-out ends the job. If all ranks are silent, nobody waits, and their watchdogs end them. A
+// rank that has left the script answers so until all have left.
 //
 // A failing rank tells all others, looks for a moment whether others fail too, reports, and aborts.
 // A rank that was told before it failed itself is a victim and keeps silent.

@@ -130,8 +130,8 @@ local function average(self, is_changed)
   end
 end
 
---- fn(), in which this rank may fail alone, after the others have gone on. If it raises, the pipeline
---- stays broken: a script that catches the error cannot run another step with the others.
+--- fn(), in which this rank may fail alone, after the others have gone on. If it raises, the
+--- pipeline stays broken: a script that catches the error cannot run another step with the others.
 function Pipeline:alone(fn)
   self.is_broken = true
   local result = fn()

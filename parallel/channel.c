@@ -55,8 +55,9 @@ struct Channel {
   Comm *comm;
   int peer, depth;
   Device *device;
-  Outgoing *first, *last;
-  Incoming *ring; // [depth] message k is in ring[k % depth]
+  Outgoing *first, *last; // under way
+  Outgoing *spare;        // done: to be used again
+  Incoming *ring;         // [depth] message k is in ring[k % depth]
   const Action *action;
   Parcel **const *where;
   int expected, posted, arrived, consumed;
@@ -143,19 +144,33 @@ static Status fill_header(Ctx *ctx, Outgoing *out, Action action, Parcel *parcel
   return ST_OK;
 }
 
+static Outgoing *outgoing_new(Channel *channel) {
+  Outgoing *out = channel->spare;
+  if (out)
+    channel->spare = out->next;
+  else
+    out = malloc(sizeof *out);
+  if (out) memset(out, 0, offsetof(Outgoing, header.body));
+  return out;
+}
+
+static void outgoing_free(Channel *channel, Outgoing *out) {
+  out->next = channel->spare;
+  channel->spare = out;
+}
+
 Status channel_send(Channel *channel, Action action, Parcel *parcel) {
   Ctx *ctx = channel->ctx;
-  Outgoing *out = malloc(sizeof *out);
+  Outgoing *out = outgoing_new(channel);
   if (!out) {
     parcel_delete(ctx, parcel);
     return fail(ST_ENOMEM, "out of memory for a message between stages");
   }
-  memset(out, 0, offsetof(Outgoing, header.body));
   out->parcel = parcel;
   Status status = fill_header(ctx, out, action, parcel);
   if (status != ST_OK) {
     parcel_delete(ctx, parcel);
-    free(out);
+    outgoing_free(channel, out);
     return status;
   }
   if (channel->last)
@@ -203,7 +218,7 @@ static Status progress_sends(Channel *channel) {
     }
     *at = out->next;
     parcel_delete(channel->ctx, out->parcel);
-    free(out);
+    outgoing_free(channel, out);
   }
   channel->last = channel->first;
   while (channel->last && channel->last->next) channel->last = channel->last->next;
@@ -344,6 +359,7 @@ static Status progress_incoming(Channel *channel, Incoming *in, bool *passes) {
 
 static Status progress(Channel *channel) {
   TRY(progress_sends(channel));
+  TRY(post(channel)); // first: what has come already is seen by this look, before any sleep
   bool passes = true;
   for (int k = channel->posted - channel->depth; k < channel->posted && passes; k++) {
     if (k < 0) continue;
@@ -411,6 +427,10 @@ void channel_close(Channel *channel) {
   }
   if (is_pending) return;
   for (int i = 0; i < channel->depth; i++) parcel_delete(channel->ctx, channel->ring[i].parcel);
+  for (Outgoing *out = channel->spare, *next; out; out = next) {
+    next = out->next;
+    free(out);
+  }
   free(channel->ring);
   free(channel);
 }

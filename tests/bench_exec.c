@@ -522,7 +522,7 @@ static Status run_group(Ctx *ctx, Comm *group, const Options *o) {
   Case c = {.p = group->size, .seconds = o->seconds};
   Bare bare;
   TRY(print_overhead(ctx, group, o));
-  if (group->size <= 2) return ST_OK;
+  if (group->size <= 2 || o->seconds <= 0) return ST_OK;
   TRY(bare_open(group, 2 * group->size, ms[1], &bare));
   TRY(measure_hop(ctx, group, &bare, o->seconds, c.hop));
   if (group->rank == 0)

@@ -112,6 +112,8 @@ void guard_bind(lua_State *L, Rille *r);
 int raise_status(lua_State *L, Rille *r, Status status, Tensor **in, int n_in) NO_RETURN;
 // The same for an option that is refused, as fail.usage of rille/fail.lua: exit code 2.
 int raise_usage(lua_State *L, Rille *r, Status status) NO_RETURN;
+// Whether an error value is that of a refused option.
+bool is_usage(lua_State *L, int words);
 // Raises a failure of the binding itself: fail(), then raise_status.
 int raise_value(lua_State *L, Rille *r, const char *format, ...) PRINTF_LIKE(3, 4) NO_RETURN;
 // Raises unless ST_OK.

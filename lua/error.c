@@ -98,6 +98,16 @@ int raise_usage(lua_State *L, Rille *r, Status status) {
   abort();
 }
 
+bool is_usage(lua_State *L, int words) {
+  words = lua_absindex(L, words);
+  lua_getfield(L, LUA_REGISTRYINDEX, "rille.table");
+  lua_getfield(L, -1, "core");
+  lua_getfield(L, -1, "usage_words");
+  bool is = lua_isstring(L, words) && lua_rawequal(L, words, -1);
+  lua_pop(L, 3);
+  return is;
+}
+
 int raise_value(lua_State *L, Rille *r, const char *format, ...) {
   char words[1024];
   va_list args;

@@ -78,15 +78,17 @@ static int partition(lua_State *L) {
   c.limit = lua_tonumber(L, -1);
   int *first = own(L, (size_t)c.stages + 1, sizeof *first);
   PartitionFigures figures;
+  Status status;
   if (strcmp(kind, "uniform") == 0)
-    check_status(L, r, partition_uniform(&c, first));
+    status = partition_uniform(&c, first);
   else if (strcmp(kind, "given") == 0) {
     int n = lua_getfield(L, 1, "counts") == LUA_TTABLE ? (int)lua_rawlen(L, -1) : 0;
     const int *count = list_field(L, r, "counts", n, false);
-    Status status = partition_given(&c, count, n, first);
-    if (status != ST_OK) raise_usage(L, r, status);
+    status = partition_given(&c, count, n, first);
   } else
-    check_status(L, r, partition_balanced(&c, first, &figures));
+    status = partition_balanced(&c, first, &figures);
+  if (status == ST_EVALUE) raise_usage(L, r, status);
+  check_status(L, r, status);
   push_ints(L, first, c.stages + 1);
   bool is_optimal = strcmp(kind, "balanced") != 0 || figures.is_optimal;
   partition_measure(&c, first, &figures);

@@ -159,11 +159,10 @@ static void note_code(lua_State *L) {
     lua_pushliteral(L, "code");
     lua_rawget(L, 1);
   } else {
-    lua_getfield(L, LUA_REGISTRYINDEX, "rille.table");
-    lua_getfield(L, -1, "core");
-    lua_getfield(L, -1, "usage_words");
-    lua_pushinteger(L, EXIT_USAGE);
-    if (!lua_isstring(L, 1) || !lua_rawequal(L, 1, -2)) lua_pop(L, 1), lua_pushnil(L);
+    if (is_usage(L, 1))
+      lua_pushinteger(L, EXIT_USAGE);
+    else
+      lua_pushnil(L);
   }
   lua_setfield(L, LUA_REGISTRYINDEX, "rille.exit_code");
 }

@@ -761,7 +761,7 @@ int sched_load_script(void *user, const char *path, const SchedCase *sizes, Sche
   }
   const char *words = lua_tostring(L, -1);
   fprintf(err, "rille schedule: %s\n", words ? words : "an error that is no string");
-  return 1;
+  return is_usage(L, -1) ? 2 : 1;
 }
 
 // ---- tables ----------------------------------------------------------------------------------

@@ -216,10 +216,7 @@ static int read_file(SchedArena *arena, const Options *options, FILE *err, Sched
   if (options->p || options->v || options->m || options->group)
     return usage(err, "%s: sizes come from the file: no -p, -v, -m or --group", options->name);
   FILE *file = fopen(options->name, "rb");
-  if (!file) {
-    fprintf(err, "rille schedule: %s: %s\n", options->name, strerror(errno));
-    return 1;
-  }
+  if (!file) return usage(err, "%s: %s", options->name, strerror(errno));
   SchedText text = {.arena = arena};
   SchedOut into = sched_text_out(&text);
   char block[4096];

@@ -46,10 +46,22 @@ expect 'help has every op of the table and more' 0 '^  cross_entropy ' "$rille" 
 expect 'a misspelt name gets a suggestion' 0 'did you mean "softmax"' "$rille" -e 'rille.help "sofmax"'
 expect 'schedule draws one' 0 '^rank 0' "$rille" schedule 1f1b -p 2 -m 4
 expect 'schedule refuses what it does not know' 2 'nosuch' "$rille" schedule nosuch
+expect 'schedule: a script that is not there' 2 'none.lua: No such file' "$rille" schedule none.lua -p 2 -m 2
+expect 'schedule: a file that is not there' 2 'none.csv: No such file' "$rille" schedule none.csv
+expect 'schedule: a script that takes options is refused' 2 'train_gpt.lua has options of its own: ' \
+  "$rille" schedule scripts/train_gpt.lua -p 2 -m 2
 
 script args.lua <<'END'
 print(arg[0]:match("[^/]+$"), arg[1], select("#", ...), ...)
 END
+script trains.lua <<'END'
+local rille = require "rille"
+rille.Trainer { model = rille.nn.Sequential { rille.nn.Linear { 2, 2 } }, loss = rille.nn.mse,
+  optimizer = { "sgd", lr = 1 }, batch = { global = 2 } }
+END
+expect 'schedule: so is one that trains, before it does' 2 \
+  'trains.lua trains a model: the script of a schedule only returns' \
+  "$rille" schedule "$work/trains.lua" -p 2 -m 2
 expect 'a script gets its arguments' 0 '^args.lua	--lr	2	--lr	3$' "$rille" "$work/args.lua" --lr 3
 script beside.lua <<'END'
 return {word = "found"}

@@ -132,6 +132,9 @@ for path in nowhere/x.svg plain/x.svg .; do
   [ $status -eq 2 ] && grep -q "the timeline cannot be written to $path: " out && [ ! -e line ]
   ok "--timeline $path: refused before the first step" $?
 done
+run 2 --out fresh --timeline fresh/x.svg
+[ $status -eq 0 ] && [ -e fresh/metrics.jsonl ]
+ok '--timeline in the folder of --out, which is yet to be made' $?
 run 1 --timeline x.svg
 [ $status -eq 0 ] && grep -q '^no pipeline' out
 ok 'without a pipeline there is no timeline: known before the first step' $?

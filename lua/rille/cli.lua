@@ -357,6 +357,7 @@ end
 ---@param args string[]? default: the script's arguments
 ---@return table options by name
 function cli.options(spec, args)
+  require "rille.schedule".refuse_in_script("has options of its own")
   local values, wrong, help = cli.parse(spec, args or rawget(_G, "arg") or {})
   if values then return values end
   if core.rank == 0 then

@@ -10,6 +10,7 @@ local nn = require "rille.nn"
 local fail = require "rille.fail"
 local known = require "rille.known"
 local record = require "rille.record"
+local schedules = require "rille.schedule"
 local split = require "rille.split"
 local targets = require "rille.targets"
 local tensor_parallel = require "rille.tensor_parallel"
@@ -398,6 +399,7 @@ end
 --- further options that are the same on all ranks.
 ---@return rille.Layout
 function layout.new(model, parallel, n_global, micro, example, loss, alike)
+  schedules.refuse_in_script("trains a model")
   parallel = record.layout(parallel or {})
   known("Trainer: parallel", parallel, parallel_names)
   local self = setmetatable({ model = model }, Layout)

@@ -118,6 +118,8 @@ local function run_script(path)
   file:close()
   local chunk, wrong = loadfile(path, "t")
   if not chunk then fail("the schedule %s", wrong) end
+  local running <close> = setmetatable({}, { __close = function() M.script = nil end })
+  M.script = path
   local recipe = chunk()
   if getmetatable(recipe) ~= Recipe then
     fail("the schedule %s must return a rille.schedule{...}; it returned %s", path, type(recipe))
@@ -134,6 +136,14 @@ function M.from(what)
   if what:find("%.lua$") then return run_script(what) end
   if what:find("%.csv$") then return read_csv(what) end
   return known_recipe(what)
+end
+
+--- Refuses what does not belong in the script of a schedule, while one runs.
+---@param what string
+function M.refuse_in_script(what)
+  if M.script then
+    fail.usage("%s %s: the script of a schedule only returns a rille.schedule{...}", M.script, what)
+  end
 end
 
 -- ---- sizes

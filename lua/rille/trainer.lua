@@ -404,6 +404,8 @@ end
 -- A usage error on rank 0 where no file can be made at `path`.
 local function check_path(self, what, path)
   if self.layout.mesh:all():rank() > 0 then return end
+  local out = self.out and self.out:gsub("/*$", "/")
+  if out and path:sub(1, #out) == out then core.make_directory(self.out) end
   local there, folder = core.stat(path), path:match("^(.*/)[^/]*$") or "./"
   local probe = ("%s.%s-%x"):format(folder, what, core.clock() * 1e9 // 1 | 0)
   local file, why = io.open(probe, "w")

@@ -63,11 +63,6 @@ static int help(void) {
   return 0;
 }
 
-static int usage_error(const char *words, const char *what) {
-  fprintf(stderr, "rille: %s%s\nrille --help lists what there is\n", words, what);
-  return EXIT_USAGE;
-}
-
 // The global table `arg`: the script at 0, its arguments from 1 on, the program below 0.
 static void set_arg(lua_State *L, int argc, char **argv, int script) {
   lua_createtable(L, argc - script, script + 1);
@@ -154,6 +149,11 @@ typedef struct Start {
   int code;
 } Start;
 
+static int usage_error(lua_State *L, const char *words, const char *what) {
+  lua_pushfstring(L, "%s%s\n    hint: rille --help lists what there is", words, what);
+  return runner_report_as(L, EXIT_USAGE);
+}
+
 static int no_prompt(lua_State *L) {
   lua_pushstring(L, "the prompt is for one process: give a script");
   return runner_report_as(L, EXIT_USAGE);
@@ -165,13 +165,13 @@ static int dispatch(lua_State *L, int argc, char **argv) {
   if (strcmp(word, "info") == 0) return info_main(L, argc - 2, argv + 2);
   if (strcmp(word, "verify") == 0) return run_tool(L, argc, argv, "rille.verify");
   if (strcmp(word, "-e") == 0)
-    return argc < 3 ? usage_error("-e wants code", "") : run_code(L, argc, argv, 2);
+    return argc < 3 ? usage_error(L, "-e wants code", "") : run_code(L, argc, argv, 2);
   if (strcmp(word, "-i") == 0) {
     if (runner_rille(L)->world > 1) return no_prompt(L);
     int code = argc > 2 ? run_script(L, argc, argv, 2) : 0;
     return code ? code : repl_run(L);
   }
-  if (word[0] == '-' && word[1]) return usage_error("there is no option ", word);
+  if (word[0] == '-' && word[1]) return usage_error(L, "there is no option ", word);
   return run_script(L, argc, argv, 1);
 }
 
@@ -200,8 +200,10 @@ int main(int argc, char **argv) {
     printf("rille %s\n", RILLE_VERSION);
     return 0;
   }
-  if (ops_environment() != ST_OK || file_environment() != ST_OK || launch_environment() != ST_OK)
-    return usage_error(status_message(), "");
+  if (ops_environment() != ST_OK || file_environment() != ST_OK || launch_environment() != ST_OK) {
+    fprintf(stderr, "rille: %s\n    hint: rille --help lists what there is\n", status_message());
+    return EXIT_USAGE;
+  }
   if (argc > 1 && strcmp(argv[1], "schedule") == 0) return schedule_tool(argc, argv);
   if (argc > 1 && strcmp(argv[1], "-n") == 0) return launch_main(argc, argv, 2);
   Comm *world; // a launched rank learns at once whether its launcher fits

@@ -47,6 +47,7 @@ typedef struct CommLife {
   char coordinates[WORDS];
   _Atomic double beat; // when it last worked: a poll between kernels, an action, a message done
   _Atomic double turn; // when it last took a turn in a wait
+  double resumed_at;   // when it last found, while waiting, that the process had been stopped
   _Atomic bool is_waiting;
   int waits_for; // rank of the world, -1: any
   double

@@ -32,12 +32,12 @@
 
 static const double FIRST_QUESTION = 0.2; // seconds of waiting
 static const double LEFT_GRACE = 0.5;     // what a rank sent before it left may still be under way
-static const double FAIL_WINDOW = 2.0; // in which ranks fail "at the same time"; less if all answer
-static const double SILENT_AFTER =
-    0.4;                              // a rank that waits this long for one that fails is a victim
-static const double END_WITHIN = 8.0; // a job that does not end by itself is ended
-static const double ABORT_WITHIN = 1.5; // an MPI that hangs in its abort is left alone
-enum { MAX_REPORTS = 2 };               // of ranks that fail at the same time in other words
+static const double FAIL_WINDOW = 2.0;    // ranks fail "at the same time"; less if all answer
+static const double SILENT_AFTER = 0.4;   // who waits this long for one that fails is a victim
+static const double STOPPED_AFTER = 1.0;  // who waits looks more often, unless it is stopped
+static const double END_WITHIN = 8.0;     // a job that does not end by itself is ended
+static const double ABORT_WITHIN = 1.5;   // an MPI that hangs in its abort is left alone
+enum { MAX_REPORTS = 2 };                 // of ranks that fail at the same time in other words
 
 static double question_every(void) {
   double every = comm_process()->life.timeout / 8;
@@ -223,6 +223,7 @@ static Status judge(Comm *comm, int first, int last, const char *what, double no
   CommLife *life = &p->life;
   int oldest = -1;
   double youngest_beat = 0, oldest_beat = 0;
+  if (since < life->resumed_at) since = life->resumed_at; // maybe all ranks were stopped
   for (int i = first; i <= last; i++) {
     int rank = comm->member[i];
     if (i == comm->rank) continue;
@@ -280,6 +281,8 @@ Status comm_waiting(Comm *comm, int peer, const char *what, double since) {
     life->root = -1;
     life->root_doing[0] = 0;
     life->is_waiting = true;
+  } else if (now - life->turn > STOPPED_AFTER) {
+    life->resumed_at = now;
   }
   atomic_store_explicit(&life->turn, now, memory_order_relaxed);
   give_way(now - since);

@@ -40,6 +40,11 @@ for step = 1, 3 do
       while core.clock() < till do t:exp() end
     end
   end
+  if what == "pause" and step == 2 then -- all ranks are stopped while two of them wait
+    os.execute("P=$PPID; (sleep 0.6; kill -STOP $P; sleep 4; kill -CONT $P) >/dev/null 2>&1 &")
+    local till = core.clock() + 1
+    while world:rank() == 1 and core.clock() < till do t:exp() end
+  end
   if what == "all loop" and step == 2 then while true do end end
   if what == "errors" and step == 2 then error("the cause of rank " .. world:rank()) end
   if what == "ring" and world:rank() ~= 2 then world:split(0, 0) end
@@ -107,6 +112,7 @@ for impl in $impls; do
   export RILLE_STALL_TIMEOUT=1.5
   stalled="${waits}rank 1 has given no sign of life for [12]\.[0-9] s, last in step 2, and"
   one 'a stopped rank' 1 "$stalled" stop
+  job "$on a job that is stopped as a whole goes on" 0 '^done$' "$rille" -n 3 "$work/one.lua" pause
   unset RILLE_STALL_TIMEOUT
   [ "$RILLE_MPI" = openmpi ] || continue
 

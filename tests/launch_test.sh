@@ -28,6 +28,8 @@ for impl in $impls; do
     sh -c "echo hello | $rille -n 2 -e 'if rille.core.rank == 0 then return io.read() end'"
   job "$on a wrong option is reported once" 2 'did you mean .--layers' "$rille" -n 4 "$work/options.lua" --layer 7
   also "$on and nothing else is said" 2 .
+  job "$on so is one in front of the script" 2 'there is no option --stall' "$rille" -n 2 --stall 3 x.lua
+  also "$on ... with its hint, and that all ranks say so" 3 .
   job "$on --help is shown once" 0 '^ *--layers N' "$rille" -n 2 "$work/options.lua" --help
   job "$on the same error on all ranks is one message" 1 '^rille: -e:1: oh$' "$rille" -n 4 -e 'error("oh")'
   also "$on that says so, alone" 2 .

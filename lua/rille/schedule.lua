@@ -118,7 +118,7 @@ local function run_script(path)
   file:close()
   local chunk, wrong = loadfile(path, "t")
   if not chunk then fail("the schedule %s", wrong) end
-  local running <close> = setmetatable({}, { __close = function() M.script = nil end })
+  local _ <close> = setmetatable({}, { __close = function() M.script = nil end })
   M.script = path
   local recipe = chunk()
   if getmetatable(recipe) ~= Recipe then

@@ -579,7 +579,7 @@ END_TEST
 START_TEST(a_csv_file_is_judged_like_a_known_schedule) {
   ck_assert_int_eq(schedule("tests/golden/torch/zbv_p4_v2_m8.csv"), 0);
   ck_assert_ptr_nonnull(strstr(out_text, "makespan bubble     1.5"));
-  ck_assert_int_eq(schedule("tests/golden/torch/no_such_file.csv"), 1);
+  ck_assert_int_eq(schedule("tests/golden/torch/no_such_file.csv"), 2);
   ck_assert_ptr_nonnull(strstr(err_text, "no_such_file.csv: No such file"));
 }
 END_TEST

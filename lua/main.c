@@ -159,11 +159,17 @@ static int no_prompt(lua_State *L) {
   return runner_report_as(L, EXIT_USAGE);
 }
 
+static int no_verify(lua_State *L) {
+  lua_pushstring(L, "verify starts the ranks of its layouts itself: leave out mpirun, or -n");
+  return runner_report_as(L, EXIT_USAGE);
+}
+
 static int dispatch(lua_State *L, int argc, char **argv) {
   if (argc < 2) return runner_rille(L)->world > 1 ? no_prompt(L) : repl_run(L);
   const char *word = argv[1];
   if (strcmp(word, "info") == 0) return info_main(L, argc - 2, argv + 2);
-  if (strcmp(word, "verify") == 0) return run_tool(L, argc, argv, "rille.verify");
+  if (strcmp(word, "verify") == 0)
+    return runner_rille(L)->world > 1 ? no_verify(L) : run_tool(L, argc, argv, "rille.verify");
   if (strcmp(word, "-e") == 0)
     return argc < 3 ? usage_error(L, "-e wants code", "") : run_code(L, argc, argv, 2);
   if (strcmp(word, "-i") == 0) {
@@ -194,17 +200,25 @@ static int no_world(void) {
   return EXIT_ERROR;
 }
 
+// The exit code of what was printed: a failure if it did not get out.
+static int written(int code) {
+  if (code != 0 || (fflush(stdout) == 0 && !ferror(stdout))) return code;
+  fprintf(stderr, "rille: standard output could not be written (a full disk?)\n");
+  return EXIT_ERROR;
+}
+
 int main(int argc, char **argv) {
-  if (argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) return help();
+  if (argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0))
+    return written(help());
   if (argc > 1 && (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-v") == 0)) {
     printf("rille %s\n", RILLE_VERSION);
-    return 0;
+    return written(0);
   }
   if (ops_environment() != ST_OK || file_environment() != ST_OK || launch_environment() != ST_OK) {
     fprintf(stderr, "rille: %s\n    hint: rille --help lists what there is\n", status_message());
     return EXIT_USAGE;
   }
-  if (argc > 1 && strcmp(argv[1], "schedule") == 0) return schedule_tool(argc, argv);
+  if (argc > 1 && strcmp(argv[1], "schedule") == 0) return written(schedule_tool(argc, argv));
   if (argc > 1 && strcmp(argv[1], "-n") == 0) return launch_main(argc, argv, 2);
   Comm *world; // a launched rank learns at once whether its launcher fits
   if (comm_world(&world) != ST_OK) return no_world();
@@ -222,10 +236,7 @@ int main(int argc, char **argv) {
     start.code = EXIT_ERROR;
   }
   lua_close(L);
-  if (fflush(stdout) != 0 || ferror(stdout)) {
-    fprintf(stderr, "rille: standard output could not be written (a full disk?)\n");
-    if (start.code == 0) start.code = EXIT_ERROR;
-  }
+  start.code = written(start.code);
   comm_leaving(start.code);
   comm_world_close(world);
   return start.code;

@@ -222,9 +222,10 @@ int runner_call(lua_State *L, int n_args, int n_results) {
 
 int runner_report(lua_State *L) {
   lua_getfield(L, LUA_REGISTRYINDEX, "rille.exit_code");
-  int code = lua_isinteger(L, -1) ? (int)lua_tointeger(L, -1) : EXIT_ERROR;
+  lua_Integer code = lua_isinteger(L, -1) ? lua_tointeger(L, -1) : EXIT_ERROR;
   lua_pop(L, 1);
-  return runner_report_as(L, code);
+  bool says_failure = code >= 1 && code <= 255; // no error ends with 0, nor with what wraps to it
+  return runner_report_as(L, says_failure ? (int)code : EXIT_ERROR);
 }
 
 int runner_report_as(lua_State *L, int code) {

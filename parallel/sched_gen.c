@@ -152,7 +152,7 @@ static bool bubble_dualpipev(const SchedCase *c, double *bubble) {
 
 static bool bubble_hanayo(const SchedCase *c, double *bubble) {
   *bubble = (c->ranks - 1) * backward(c) / (0.5 * c->chunks);
-  return c->mbs == c->ranks;
+  return c->mbs == c->ranks && c->F <= backward(c);
 }
 
 // ---- the table -------------------------------------------------------------------------------

@@ -49,6 +49,8 @@ for impl in $impls; do
     env RILLE_FAKE_NODE=rank/1 RILLE_THREADS=1 "$rille" -n 4 info --tp 2 --sequence-parallel --pp 2
   also "$on that a tp group spans nodes" 1 '^warning: tp 2 spans nodes: ranks 0 and 1 .* on node0 and node1'
   job "$on nodes may be named by rank" 0 '^ *1 +b ' env RILLE_FAKE_NODE=0:a,1:b "$rille" -n 2 info
+  job "$on an error is none without a failing code" 1 'a table instead of a message' "$rille" -n 2 -e 'error { code = 256 }'
+  job "$on verify starts its ranks itself" 2 'leave out mpirun, or -n' "$rille" -n 2 verify x.lua --a pp=1 --b pp=2
   job "$on the prompt is for one process" 2 'the prompt is for one process' "$rille" -n 2 -i
 done
 choose openmpi

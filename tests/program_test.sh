@@ -29,6 +29,12 @@ expect '-e passes arguments' 0 '^y	x	y$' "$rille" -e 'return arg[2], ...' x y
 expect '-e without code is wrong usage' 2 'wants code' "$rille" -e
 expect 'an unknown option is wrong usage' 2 'no option --foo' "$rille" --foo
 expect 'a missing script is named' 2 'no script none.lua' "$rille" none.lua
+for words in --help --version 'schedule --list' 'schedule --help'; do
+  # shellcheck disable=SC2086  # words
+  expect "$words: output that cannot be written is an error" 1 'could not be written' \
+    sh -c '"$@" >/dev/full' sh "$rille" $words
+done
+expect 'an error is none without a failing code' 1 'code = 0' "$rille" -e 'error { code = 0 }'
 expect '--help lists the environment' 0 'RILLE_CPU' "$rille" --help
 for wrong in RILLE_CPU=fast RILLE_THREADS=two RILLE_THREADS=0 RILLE_THREADS=999 RILLE_WAIT=maybe \
   OMP_NUM_THREADS=many RILLE_FAULT_WRITE=full; do
